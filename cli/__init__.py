@@ -1,0 +1,1 @@
+"""The `hicache` command. Thin: parses, calls, prints."""

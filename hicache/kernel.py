@@ -1,0 +1,88 @@
+"""Time and completions: the little that the engine needs on top of unmodified SimPy.
+
+The engine is `async def` processes. What they await is a `Pending`: it is created by whoever takes the
+operation, and finished by `post`, the one way in which a completion enters an environment, in every mode:
+
+    submit ............ the lane creates Pending number n                          (untriggered)
+    the device works
+    post(finished) .... stamp = max(finished, now + 1); the event joins SimPy's queue (triggered)
+    stamp is reached .. waiting processes resume with the Completion or the error     (processed)
+
+Order at one instant: timers first, then inputs from outside, then completions by submission number. This
+module refuses to know what an operation is, who carries it out, and what time it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from simpy import Environment
+from simpy.events import PENDING, Event, EventPriority, Timeout
+
+if TYPE_CHECKING:
+    from hicache.operations import Completion
+
+T = TypeVar("T")
+
+INPUT_PRIORITY = EventPriority(2)
+FIRST_COMPLETION_PRIORITY = 3
+
+
+class Signal(Event, Generic[T]):
+    """A SimPy event that can be awaited, also after it was processed."""
+
+    def __await__(self) -> Generator[Event, Any, T]:
+        if self.callbacks is None:  # type: ignore[redundant-expr]  # processed: nothing to wait for
+            if not self._ok:
+                raise cast(BaseException, self._value)
+            return cast(T, self._value)
+        return (yield self)
+
+
+class Pending(Signal[T]):
+    """An operation under way. `number` is its place in the order of submissions, `submitted_ns` its time."""
+
+    def __init__(self, env: Environment, number: int, submitted_ns: int) -> None:
+        self.env = env
+        self.callbacks = []
+        self._value = PENDING
+        self._defused = False
+        self.number = number
+        self.submitted_ns = submitted_ns
+
+
+class Sleep(Timeout):
+    """A timer that can be awaited."""
+
+    def __await__(self) -> Generator[Event, Any, None]:
+        yield self
+
+
+def stamp(env: Environment, finished_ns: int) -> int:
+    """The instant at which a completion that finished at `finished_ns` becomes visible to the engine."""
+    soonest = env.now + 1
+    return finished_ns if finished_ns > soonest else int(soonest)
+
+
+def post(
+    env: Environment, pending: Pending[Completion], completion: Completion | BaseException, stamp_ns: int
+) -> None:
+    """Let `pending` end at `stamp_ns` with a completion, or with an error that the awaiting process will see.
+
+    `stamp_ns` comes from `stamp`, or, in a replay, from the record.
+    """
+    pending._ok = not isinstance(completion, BaseException)
+    pending._value = completion
+    delay = stamp_ns - env.now
+    assert delay >= 0, "a completion cannot enter the past"
+    env.schedule(pending, EventPriority(FIRST_COMPLETION_PRIORITY + pending.number), delay)
+
+
+def completed(env: Environment, number: int, completion: Completion) -> Pending[Completion]:
+    """A `Pending` that is over already: awaiting it does not suspend. For runs in which nothing takes time."""
+    pending: Pending[Completion] = Pending(env, number, int(env.now))
+    pending._ok = True
+    pending._value = completion
+    pending.callbacks = None  # type: ignore[assignment]  # SimPy's mark of a processed event
+    return pending

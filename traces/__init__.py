@@ -1,0 +1,1 @@
+"""Reads, checks and generates request traces. Knows nothing of caches, devices or time other than stamps."""
