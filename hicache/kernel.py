@@ -14,7 +14,7 @@ module refuses to know what an operation is, who carries it out, and what time i
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from simpy import Environment
@@ -86,3 +86,30 @@ def completed(env: Environment, number: int, completion: Completion) -> Pending[
     pending._value = completion
     pending.callbacks = None  # type: ignore[assignment]  # SimPy's mark of a processed event
     return pending
+
+
+class Task:
+    """A process of the engine: a coroutine that runs at once, up to its first wait, and then from event to event.
+
+    SimPy's own Process starts at a later event; the engine needs the start to be atomic with the decision
+    that led to it (pages looked at are pages pinned). An exception that the coroutine lets out stops the run.
+    """
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Event, Any, None]) -> None:
+        self._coroutine = coroutine
+        self._resume(None)
+
+    def _resume(self, event: Event | None) -> None:
+        try:
+            if event is None:
+                target = self._coroutine.send(None)
+            elif event._ok:
+                target = self._coroutine.send(event._value)
+            else:
+                event._defused = True
+                target = self._coroutine.throw(cast(BaseException, event._value))
+        except StopIteration:
+            return
+        target.callbacks.append(self._resume)

@@ -1,0 +1,146 @@
+"""What the engine believes transfers and recomputing cost, learned only from completions it has seen.
+
+Each direction, and prefill, is a line `seconds = fixed + size * slope` over the last 32 samples:
+
+* sizes hardly vary (spread <= max(1, 5 % of the largest)): fixed and slope cannot be told apart, so the
+  slope stays at its prior and `fixed` follows the positive residual (EWMA, 0.2);
+* else least squares with both terms >= 0.
+
+Facts: mini-HiCache's online cost model. All sums are plain sequential Python floats, so that a record made on
+one machine replays on another. The model refuses to look at a device: truth and belief live apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hicache.operations import Completion, Copy, Direction, Prefill
+from hicache.options import RestoreOptions
+
+WINDOW = 32
+EWMA = 0.2
+MIN_PREFILL_TOKENS = 16
+SAFETY = 1.1  # a restore must beat recomputing by this factor
+GIB = 1 << 30
+
+
+class Line:
+    """One learned line. `prior_slope` in seconds per unit of size."""
+
+    __slots__ = ("_dirty", "_fixed", "_largest", "_slope", "_smallest", "prior_slope", "samples", "seen")
+
+    def __init__(self, prior_slope: float) -> None:
+        self.prior_slope = prior_slope
+        self.samples: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self.seen = 0
+        self._fixed = 0.0
+        self._slope = prior_slope
+        self._smallest = self._largest = 0.0
+        self._dirty = False
+
+    def observe(self, size: float, seconds: float) -> None:
+        """Learn that `size` units took `seconds`."""
+        samples = self.samples
+        dropped = samples[0][0] if len(samples) == WINDOW else None
+        was_dirty = self._dirty
+        if not samples:
+            smallest = largest = size
+        else:
+            smallest = min(self._smallest, size)
+            largest = max(self._largest, size)
+            if dropped is not None and (dropped == smallest or dropped == largest):
+                rest = [s for s, _ in samples]
+                rest[0] = size
+                smallest, largest = min(rest), max(rest)
+        if largest - smallest <= max(1.0, largest * 0.05):
+            if was_dirty:
+                self._fit()
+            self._slope = self.prior_slope
+            residual = max(0.0, seconds - size * self.prior_slope)
+            self._fixed = self._fixed * (1 - EWMA) + residual * EWMA
+        else:
+            self._dirty = True  # fitted when somebody asks: most samples are never asked about
+        samples.append((size, seconds))
+        self._smallest, self._largest = smallest, largest
+        self.seen += 1
+
+    def estimate(self, size: float) -> float:
+        """Seconds that `size` units are believed to take."""
+        if self._dirty:
+            self._fit()
+        return self._fixed + size * self._slope
+
+    @property
+    def fixed(self) -> float:
+        """Believed seconds that do not depend on the size."""
+        if self._dirty:
+            self._fit()
+        return self._fixed
+
+    @property
+    def slope(self) -> float:
+        """Believed seconds per unit of size."""
+        if self._dirty:
+            self._fit()
+        return self._slope
+
+    def _fit(self) -> None:
+        """Least squares over the window with both terms >= 0."""
+        self._dirty = False
+        count = len(self.samples)
+        mean_size = sum(s for s, _ in self.samples) / count
+        mean_seconds = sum(t for _, t in self.samples) / count
+        covariance = sum((s - mean_size) * (t - mean_seconds) for s, t in self.samples)
+        variance = sum((s - mean_size) ** 2 for s, _ in self.samples)
+        slope = covariance / variance
+        fixed = mean_seconds - slope * mean_size
+        if slope < 0:
+            fixed, slope = max(0.0, mean_seconds), 0.0
+        elif fixed < 0:
+            fixed = 0.0
+            slope = sum(s * t for s, t in self.samples) / sum(s * s for s, _ in self.samples)
+        self._fixed, self._slope = fixed, slope
+
+
+class CostModel:
+    """Lines for the four directions (size in bytes) and for prefill (size in tokens)."""
+
+    def __init__(self, options: RestoreOptions, bytes_per_token: int) -> None:
+        self.bytes_per_token = bytes_per_token
+        host = 1.0 / (options.prior_host_gib_per_s * GIB)
+        storage = 1.0 / (options.prior_storage_gib_per_s * GIB)
+        self.prefill = Line(options.prior_recompute_us_per_token * 1e-6)
+        self.copies: dict[Direction, Line] = {
+            "d2h": Line(host), "h2d": Line(host), "h2s": Line(storage), "s2h": Line(storage),
+        }  # fmt: skip
+
+    def observe(self, completion: Completion) -> None:
+        """Learn from one completion. Prefill of a few tokens says nothing of the slope and is ignored."""
+        operation = completion.operation
+        if type(operation) is Copy:
+            self.copies[operation.direction].observe(operation.size_bytes, completion.recurring_ns * 1e-9)
+        elif type(operation) is Prefill and operation.tokens >= MIN_PREFILL_TOKENS:
+            self.prefill.observe(operation.tokens, completion.recurring_ns * 1e-9)
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Believed time to compute `tokens` prompt tokens."""
+        return self.prefill.estimate(tokens)
+
+    def transfer_seconds(self, direction: Direction, size_bytes: int) -> float:
+        """Believed time of one copy. H2D without samples borrows what D2H has shown."""
+        line = self.copies[direction]
+        if direction == "h2d" and not line.seen:
+            line = self.copies["d2h"]
+        return line.estimate(size_bytes)
+
+    def benefit_seconds(self, tokens: int, directions: tuple[Direction, ...]) -> float:
+        """Believed gain of restoring `tokens` tokens beyond the L1 hit instead of computing them.
+
+        benefit = R(n) - 1.1 * sum T(n * bytes_per_token) over the copies it takes: ("h2d",) from L2,
+        ("s2h", "h2d") from L3.
+        """
+        size_bytes = tokens * self.bytes_per_token
+        transfer = 0.0
+        for direction in directions:
+            transfer += self.transfer_seconds(direction, size_bytes)
+        return self.recompute_seconds(tokens) - SAFETY * transfer

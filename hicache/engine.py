@@ -1,0 +1,108 @@
+"""One engine: tree, belief, policy, transfers and scheduler put together over a machine's lanes.
+
+Several engines can live in one environment, and their lanes may share devices. Nothing here is global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from simpy import Environment
+
+from hicache.cost_model import CostModel
+from hicache.integrity import check_integrity
+from hicache.kernel import Task
+from hicache.metrics import Metrics
+from hicache.node import DEVICE, HOST, STORAGE, TIER_NAMES, Node
+from hicache.options import EngineOptions
+from hicache.ports import Lanes
+from hicache.requests import Request
+from hicache.restore_policy import make_policy
+from hicache.scheduler import Scheduler
+from hicache.transfers import Transfers
+from hicache.tree import HiRadixTree
+
+
+class Engine:
+    """Serves requests from a three-tier KV cache on the machine behind `lanes`.
+
+    `serve` starts the processes; the environment's `run` drives them. What happened stands in `metrics`.
+    """
+
+    def __init__(self, env: Environment, lanes: Lanes, options: EngineOptions) -> None:
+        self.env = env
+        self.options = options
+        self.metrics = Metrics()
+        self.tree = HiRadixTree(options, self._evicting)
+        self.belief = CostModel(options.restore, options.bytes_per_token)
+        self.policy = make_policy(options.restore, options.page_size_tokens, self.belief)
+        self.scheduler = Scheduler(
+            env, lanes, self.tree, self.policy, self.belief, self.metrics, options
+        )
+        self.transfers = Transfers(
+            env, lanes, self.tree, options, self.metrics, self.belief, self.scheduler.changed
+        )
+        self.scheduler.transfers = self.transfers
+        if options.check_every_steps:
+            self.scheduler.on_step = self._check_now_and_then
+        self._steps_unchecked = 0
+
+    def serve(self, requests: Iterable[Request]) -> None:
+        """Start to serve `requests`, which come in the order of their arrival."""
+        Task(self.scheduler.run())
+        Task(self.scheduler.arrivals(requests))
+
+    def serve_untimed(self, requests: Iterable[Request]) -> None:
+        """Serve `requests` one at a time in their order, as if nothing took time (`sim.InstantLanes`)."""
+        serve = self.scheduler.serve_alone
+        for request in requests:
+            serve(request)
+
+    def abort(self, number: int) -> bool:
+        """Give a request up, in whatever phase it is; False if it is not known (any more)."""
+        return self.scheduler.abort(number)
+
+    def check_integrity(self) -> None:
+        """Assert every invariant of the tree and its tiers."""
+        check_integrity(self.tree)
+
+    def status(self) -> dict[str, Any]:
+        """A snapshot: pages of each tier by state, work under way, and what is believed."""
+        tiers = {
+            name: {
+                "capacity_pages": tier.capacity,
+                "free_pages": tier.allocator.free,
+                "evictable_pages": tier.evictable,
+                "protected_pages": tier.resident - tier.evictable,
+                "private_or_arriving_pages": tier.capacity - tier.allocator.free - tier.resident,
+            }
+            for name, tier in zip(TIER_NAMES, self.tree.tiers, strict=True)
+        }
+        belief = {
+            name: {"fixed_seconds": line.fixed, "slope_seconds": line.slope, "samples": line.seen}
+            for name, line in (("prefill", self.belief.prefill), *self.belief.copies.items())
+        }
+        return {
+            "tiers": tiers,
+            "waiting_requests": self.scheduler.waiting,
+            "running_requests": self.scheduler.running,
+            "pending_writes": self.transfers.writes_pending,
+            "pending_restores": self.transfers.restores_pending,
+            "write_backlog_pages": self.transfers.backlog_pages,
+            "belief": belief,
+        }
+
+    def _evicting(self, tier: int, node: Node, count: int) -> None:
+        self.metrics.evicted_pages[tier] += count
+        if tier == DEVICE:
+            kept = max(node.resident[HOST], node.resident[STORAGE])
+            lost = node.resident[DEVICE] - max(kept, node.resident[DEVICE] - count)
+            if lost > 0:
+                self.metrics.dropped_pages["write_through_unbacked_eviction"] += lost
+
+    def _check_now_and_then(self) -> None:
+        self._steps_unchecked += 1
+        if self._steps_unchecked >= self.options.check_every_steps:
+            self._steps_unchecked = 0
+            self.check_integrity()

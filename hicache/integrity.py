@@ -1,0 +1,98 @@
+"""Every invariant of the tree and its tiers, written out as assertions over the whole state.
+
+Counters that the tree keeps incrementally are counted again from nothing, so that a forgotten decrement, a
+page published early, freed twice or handed out while it arrives cannot hide.
+"""
+
+from __future__ import annotations
+
+from hicache.allocator import PageAllocator
+from hicache.node import DEVICE, TIER_NAMES, TIERS, Node
+from hicache.operations import PageRuns
+from hicache.tree import Arrival, HiRadixTree
+
+
+def check_integrity(tree: HiRadixTree) -> None:
+    """Assert the tree's invariants; AssertionError names the node and what does not add up."""
+    resident = [0, 0, 0]
+    evictable = [0, 0, 0]
+    arriving = [0, 0, 0]
+    named: list[list[PageRuns]] = [[], [], []]
+    arrivals: dict[int, Arrival] = {}
+    nodes = 0
+    todo: list[Node] = [tree.root]
+    while todo:
+        node = todo.pop()
+        if node.parent is not None:
+            nodes += 1
+            _check_place(node)
+        for tier in TIERS:
+            _check_copy(tree, node, tier)
+            held = node.resident[tier]
+            resident[tier] += held
+            evictable[tier] += 0 if node.pins[tier] else held
+            arrival = node.arrival[tier]
+            if arrival is not None:
+                arriving[tier] += node.length - held
+                arrivals[id(arrival)] = arrival
+            if tree.named:
+                named[tier].append(node.pages[tier])
+        todo.extend(node.children.values())
+    assert nodes == tree.nodes, f"{nodes} nodes, but {tree.nodes} counted"
+    for arrival in arrivals.values():
+        if tree.named:
+            named[arrival.tier].append(arrival.pages)
+    for tier in TIERS:
+        _check_tier(tree, tier, resident[tier], evictable[tier], arriving[tier], named[tier])
+
+
+def _check_place(node: Node) -> None:
+    parent = node.parent
+    assert parent is not None
+    assert parent.children.get(node.start) is node, f"{node} is not its parent's child"
+    assert node.length > 0, f"{node} is empty"
+    assert node.depth == parent.depth + parent.length, f"{node} does not follow its parent"
+    assert parent.last_access >= node.last_access or parent.parent is None, f"{node} is newer than its parent"
+    kept = any(node.resident) or any(node.pins) or node.children
+    assert kept, f"{node} holds nothing and is still in the tree"
+
+
+def _check_copy(tree: HiRadixTree, node: Node, tier: int) -> None:
+    held, name = node.resident[tier], TIER_NAMES[tier]
+    assert 0 <= held <= node.length, f"{node}: {held} pages resident in {name}"
+    below = [child for child in node.children.values() if child.resident[tier]]
+    assert node.kids[tier] == len(below), f"{node}: {node.kids[tier]} children counted in {name}"
+    if node.parent is not None:
+        assert not below or held == node.length, f"{node}: a hole in {name} above {below[0]}"
+        pinned_below = sum(child.pins[tier] for child in node.children.values())
+        assert node.pins[tier] >= pinned_below, f"{node}: fewer pins than its children in {name}"
+    arrival = node.arrival[tier]
+    if arrival is not None:
+        assert arrival.published is None, f"{node}: an arrival in {name} that is over"
+        assert held < node.length, f"{node}: arriving in {name}, but all of it is there"
+        assert node.pins[tier] > 0, f"{node}: arriving in {name} without a pin"
+        assert arrival.first <= node.depth + held or node.depth >= arrival.first
+    if tree.named:
+        count = sum(length for _, length in node.pages[tier])
+        assert count == held, f"{node}: {count} page numbers for {held} pages in {name}"
+
+
+def _check_tier(
+    tree: HiRadixTree, tier: int, resident: int, evictable: int, arriving: int, named: list[PageRuns]
+) -> None:
+    owner, name = tree.tiers[tier], TIER_NAMES[tier]
+    assert owner.resident == resident, f"{name}: {resident} pages resident, {owner.resident} counted"
+    assert owner.evictable == evictable, f"{name}: {evictable} evictable, {owner.evictable} counted"
+    free = owner.allocator.free
+    private = owner.capacity - free - resident - arriving
+    assert private >= 0, f"{name}: {-private} pages too many"
+    if tier != DEVICE:
+        assert private == 0, f"{name}: {private} pages belong to nobody"
+    if isinstance(owner.allocator, PageAllocator):
+        runs = sorted(
+            [run for pages in named for run in pages] + owner.allocator.free_runs()
+        )
+        for (first, length), (following, _) in zip(runs, runs[1:], strict=False):
+            assert first + length <= following, f"{name}: page {following} has two owners"
+        counted = sum(length for _, length in owner.allocator.free_runs())
+        assert counted == free, f"{name}: {counted} pages free, {free} counted"

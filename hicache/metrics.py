@@ -1,0 +1,132 @@
+"""What a run counted: totals by tier and direction, and one row for each request.
+
+Names follow SGLang's counters where the same thing is counted (`summary` code maps them one to one). Only the
+engine writes here; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from hicache.node import TIER_NAMES
+from hicache.operations import DIRECTIONS, Completion, Copy, Direction
+
+# Why pages that were computed or held did not go, or stay, where they could have been hit again.
+DROP_REASONS = (
+    "host_pressure",  # no room in L2 for a write-through, or for a read from L3
+    "storage_pressure",  # no room in L3
+    "write_backlog",  # too much is waiting to be written to L3
+    "transfer_failed",  # the copy failed
+    "write_through_unbacked_eviction",  # evicted from L1 while no other tier held it
+)
+
+
+class DirectionStats:
+    """Totals of one direction. Times in ns: queue = submitted to started, service = started to finished."""
+
+    __slots__ = (
+        "extents", "failed", "operations", "pages", "queue_ns", "recurring_ns", "service_ns",
+        "setup_ns", "size_bytes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self.failed = 0
+        self.pages = 0
+        self.size_bytes = 0
+        self.extents = 0
+        self.queue_ns = 0
+        self.service_ns = 0
+        self.setup_ns = 0
+        self.recurring_ns = 0
+
+    def add(self, done: Completion, copy: Copy) -> None:
+        """Count one finished copy."""
+        self.operations += 1
+        self.pages += copy.pages
+        self.size_bytes += copy.size_bytes
+        self.extents += copy.extents
+        self.queue_ns += done.started_ns - done.submitted_ns
+        self.service_ns += done.finished_ns - done.started_ns
+        self.setup_ns += done.setup_ns
+        self.recurring_ns += done.stamp_ns - done.submitted_ns - done.setup_ns
+
+
+# One row a request; the arrays of `Metrics.rows` under these names are parallel.
+ROW_FIELDS = (
+    "request",
+    "arrival_ns",
+    "prompt_tokens",
+    "output_tokens",
+    "device_tokens",
+    "host_tokens",
+    "storage_tokens",
+    "computed_tokens",
+    "device_pages",
+    "host_pages",
+    "storage_pages",
+    "prompt_pages",
+    "ideal_pages",
+    "queue_ns",  # arrival to admission
+    "restore_ns",  # admission to the end of the restore; 0 without one
+    "prefill_ns",  # first chunk submitted to first token
+    "ttft_ns",  # arrival to first token; -1 if there was none
+    "e2e_ns",  # arrival to last token; -1 if there was none
+    "generated_tokens",
+    "retractions",
+)
+
+
+class Metrics:
+    """Counters of one engine. Token and page counts by tier are lists in the order device, host, storage."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.aborted = 0
+        self.prompt_tokens = 0
+        self.prompt_pages = 0
+        self.output_tokens = 0
+        self.computed_tokens = 0
+        self.cached_tokens = [0, 0, 0]
+        self.cached_pages = [0, 0, 0]
+        self.evicted_pages = [0, 0, 0]
+        self.dropped_pages = dict.fromkeys(DROP_REASONS, 0)
+        self.directions: dict[Direction, DirectionStats] = {d: DirectionStats() for d in DIRECTIONS}
+        self.restores = 0
+        self.restored_pages = 0
+        self.restore_ns = 0
+        self.restore_under_decode_ns = 0
+        self.promoted_pages = 0  # read from L3 into L2 on behalf of a restore
+        self.joined_restores = 0
+        self.restore_fallbacks = 0
+        self.policy_skips = 0
+        self.policy_probes = 0
+        self.duplicate_pages = 0
+        self.merged_writes = 0
+        self.retractions = 0
+        self.retracted_tokens = 0
+        self.recomputed_tokens = 0  # computed again after a retraction
+        self.prefill_steps = 0
+        self.prefill_ns = 0
+        self.decode_bursts = 0
+        self.decode_steps = 0
+        self.decode_ns = 0
+        self.max_waiting = 0
+        self.max_running = 0
+        self.last_token_ns = 0
+        self.first_arrival_ns = -1
+        self.rows = {name: array("q") for name in ROW_FIELDS}
+        self.reasons: list[str] = []
+        self.sessions: list[str] = []
+        self._append = tuple(self.rows[name].append for name in ROW_FIELDS)
+
+    def row(self, values: tuple[int, ...], reason: str, session: str) -> None:
+        """Add a request's row; `values` in the order of `ROW_FIELDS`."""
+        for append, value in zip(self._append, values, strict=True):
+            append(value)
+        self.reasons.append(reason)
+        self.sessions.append(session)
+
+    def cached_by_tier(self) -> dict[str, int]:
+        """Hit tokens under the tiers' names."""
+        return dict(zip(TIER_NAMES, self.cached_tokens, strict=True))

@@ -1,0 +1,62 @@
+"""A node of the radix tree: a run of consecutive page keys, and what each tier holds of it.
+
+    depth          depth + resident         depth + length
+      |<-- published -->|<---- arriving or absent ---->|        in one tier
+
+A tier always holds a *leading* run of a node's pages: eviction trims the tail and needs no split. The state
+of a page of the node in tier t is thus read from three numbers:
+
+    PUBLISHED   below resident[t]
+    ARRIVING    from there on, while arrival[t] is set (its copy may not be read, moved or handed out)
+    ABSENT      from there on, otherwise
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hicache.operations import PageRuns
+    from hicache.tree import Arrival
+
+DEVICE, HOST, STORAGE = 0, 1, 2
+TIERS = (DEVICE, HOST, STORAGE)
+TIER_NAMES = ("device", "host", "storage")
+
+
+class Node:
+    """`length` pages with keys `start`, `start + 1`, ... after the `depth` pages of its ancestors.
+
+    `last_access` and `created` are ticks of the tree's clock. One access time serves all tiers: a match
+    touches a node's copies in every tier at once.
+    """
+
+    __slots__ = (
+        "arrival", "children", "created", "depth", "hit_count", "kids", "last_access", "length",
+        "offered", "pages", "parent", "pins", "priority", "resident", "start",
+    )  # fmt: skip
+
+    def __init__(self, start: int, length: int, parent: Node | None, depth: int, tick: int) -> None:
+        self.start = start
+        self.length = length
+        self.parent = parent
+        self.depth = depth
+        self.last_access = tick
+        self.created = tick
+        self.hit_count = 0
+        self.priority = 0
+        self.children: dict[int, Node] = {}
+        self.resident = [0, 0, 0]
+        self.kids = [0, 0, 0]  # children that hold pages, by tier: a leaf of tier t has kids[t] == 0
+        self.pins = [0, 0, 0]  # users that need this node's pages in a tier to stay; closed upwards
+        self.arrival: list[Arrival | None] = [None, None, None]
+        self.pages: list[PageRuns] = [(), (), ()]  # physical pages of the resident run, where named
+        self.offered = 0  # bit t: the node stands in tier t's queue of eviction candidates
+
+    @property
+    def end(self) -> int:
+        """Depth of the page after this node's last."""
+        return self.depth + self.length
+
+    def __repr__(self) -> str:
+        return f"Node([{self.depth}, {self.end}), keys {self.start}.., resident {self.resident})"

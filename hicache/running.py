@@ -1,0 +1,162 @@
+"""A request while the engine works on it, and the batch of those that decode.
+
+    QUEUED -> RESTORING -> PREFILLING -> DECODING -> FINISHED
+       ^________________________________/  retracted: its own pages go, what the tree holds stays
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from hicache.node import Node
+from hicache.operations import PageRuns
+from hicache.requests import Request
+
+Phase = Literal["queued", "restoring", "prefilling", "decoding", "finished", "aborted"]
+
+
+class Running:
+    """The engine's state of one request. Pages and tokens are counts, times ns."""
+
+    __slots__ = (
+        "aborting", "admitted_ns", "cached_pages", "computed_pages", "decode_offset", "enqueued_ns",
+        "finish_step", "first_token_ns", "generated", "held", "node", "order", "past_tokens", "phase",
+        "prefill_start_ns", "private", "private_pages", "reason", "request", "restore_failed",
+        "restored_ns", "retractions", "todo_tokens",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, order: int, now_ns: int) -> None:
+        self.request = request
+        self.order = order  # place in the queue; keeps its value when the request is retracted
+        self.phase: Phase = "queued"
+        self.enqueued_ns = now_ns
+        self.admitted_ns = -1  # first admission
+        self.restored_ns = 0  # time from admission until the restore ended
+        self.prefill_start_ns = -1
+        self.first_token_ns = -1
+        self.node: Node | None = None  # pinned in L1; the tree holds `held` pages of the prompt up to it
+        self.held = 0
+        self.private = 0  # L1 pages that only this request uses
+        self.private_pages: PageRuns = ()
+        self.todo_tokens = 0  # still to prefill
+        self.past_tokens = 0  # in L1 already
+        self.generated = 0
+        self.finish_step = 0
+        self.decode_offset = 0  # KV length - decode steps done, constant while decoding
+        self.cached_pages = (0, 0, 0)  # hits by tier, fixed at first admission or when the restore ended
+        self.reason = ""
+        self.restore_failed = False
+        self.retractions = 0
+        self.aborting = False
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that must stand in L1 before the next token can be made."""
+        return self.request.prompt_tokens + self.generated
+
+
+class DecodeBatch:
+    """The requests that decode together. All of them advance by one token a step, so sums suffice.
+
+    `steps` counts all decode steps ever done. A request whose KV has `n` tokens at step `s` has the constant
+    offset n - s, and needs ceil((offset + s) / page) pages; the histogram of (offset - 1) mod page gives the
+    pages that k more steps need without looking at each request.
+    """
+
+    __slots__ = ("_finish_sum", "_heap", "_offset_sum", "_page", "_residues", "_runs", "steps")
+
+    def __init__(self, page_size_tokens: int) -> None:
+        self.steps = 0
+        self._page = page_size_tokens
+        self._heap: list[tuple[int, int, Running]] = []  # (step at which it is done, order, request)
+        self._runs: dict[int, Running] = {}  # in the order in which they joined
+        self._offset_sum = 0
+        self._finish_sum = 0
+        self._residues = [0] * page_size_tokens
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self):
+        return iter(self._runs.values())
+
+    @property
+    def context_tokens(self) -> int:
+        """Sum of the KV lengths of all requests."""
+        return self._offset_sum + len(self._heap) * self.steps
+
+    @property
+    def steps_to_first_finish(self) -> int:
+        """Steps until the first request is done."""
+        return self._heap[0][0] - self.steps
+
+    def outstanding_tokens(self) -> int:
+        """Tokens that all requests together still have to make."""
+        return self._finish_sum - len(self._heap) * self.steps
+
+    def pages_for(self, steps: int) -> int:
+        """Pages that `steps` more steps need beyond those in use."""
+        page = self._page
+        count = len(self._heap) * (steps // page)
+        rest = steps % page
+        if rest:
+            first = (page - rest - self.steps) % page
+            residues = self._residues
+            count += sum(residues[first : first + rest])
+            if first + rest > page:
+                count += sum(residues[: first + rest - page])
+        return count
+
+    def steps_within(self, pages: int, limit: int) -> int:
+        """The largest number of steps, up to `limit`, that `pages` more pages allow."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.pages_for(middle) <= pages:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def add(self, run: Running, kv_tokens: int, remaining: int) -> None:
+        """`run` joins with `kv_tokens` in its KV cache and `remaining` > 0 tokens to make."""
+        run.finish_step = self.steps + remaining
+        run.decode_offset = kv_tokens - self.steps
+        self._offset_sum += run.decode_offset
+        self._finish_sum += run.finish_step
+        self._residues[(run.decode_offset - 1) % self._page] += 1
+        heappush(self._heap, (run.finish_step, run.order, run))
+        self._runs[run.order] = run
+
+    def advance(self, steps: int) -> None:
+        """All requests have made `steps` tokens."""
+        self.steps += steps
+
+    def pop_finished(self) -> Running | None:
+        """A request that has made all its tokens, taken out of the batch; None if there is none."""
+        if not self._heap or self._heap[0][0] > self.steps:
+            return None
+        run = heappop(self._heap)[2]
+        self._forget(run)
+        return run
+
+    def remove(self, run: Running) -> None:
+        """Take out a request that is not done (retracted or aborted)."""
+        self._heap.remove((run.finish_step, run.order, run))
+        heapify(self._heap)
+        self._forget(run)
+
+    def newest(self) -> Running:
+        """The request that joined the queue last."""
+        return self._runs[max(self._runs)]
+
+    def kv_tokens(self, run: Running) -> int:
+        """Length of the KV cache of a request of this batch."""
+        return run.decode_offset + self.steps
+
+    def _forget(self, run: Running) -> None:
+        del self._runs[run.order]
+        self._offset_sum -= run.decode_offset
+        self._finish_sum -= run.finish_step
+        self._residues[(run.decode_offset - 1) % self._page] -= 1

@@ -1,0 +1,620 @@
+"""Continuous batching: who is admitted, what the GPU does next, and when a request is done.
+
+One process makes one GPU step after the other:
+
+    admit what fits -> prefill chunks, if any -> else a decode burst, if anyone decodes -> else wait
+
+Restores of admitted requests run beside it, under decode. A decode burst goes on until its first request is
+done; whatever could change the plan sooner (an arrival at the head of the queue, a publication, an abort)
+calls `poke`, which ends the burst at its next step boundary.
+
+L1 is shared by cached and running KV. A request takes the pages of its prompt at admission and leaves its
+pages to the tree when its prompt is computed; decode reserves the pages of a burst before it begins and
+gives back what was not needed. When not even one step's pages can be had, the newest request is retracted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+
+from simpy import Environment
+
+from hicache.allocator import cut, join
+from hicache.cost_model import CostModel
+from hicache.errors import InputError, PredecessorError, TransferError
+from hicache.kernel import Pending, Signal, Sleep, Task
+from hicache.metrics import Metrics
+from hicache.node import DEVICE, Node
+from hicache.operations import Chunk, Completion, Decode, PageRuns, Prefill
+from hicache.options import EngineOptions
+from hicache.ports import Lanes
+from hicache.requests import KeyRuns, Request
+from hicache.restore_policy import Hits, Policy
+from hicache.running import DecodeBatch, Running
+from hicache.transfers import Transfers
+from hicache.tree import Arrival, HiRadixTree, Match
+
+# Keys of pages that no prompt names (outputs): far below all others, never used twice.
+FIRST_PRIVATE_KEY = -(1 << 62)
+
+
+class Scheduler:
+    """Serves requests on one GPU. `on_step` is called before each GPU step (integrity checks, progress)."""
+
+    def __init__(
+        self,
+        env: Environment,
+        lanes: Lanes,
+        tree: HiRadixTree,
+        policy: Policy,
+        belief: CostModel,
+        metrics: Metrics,
+        options: EngineOptions,
+    ) -> None:
+        self._env = env
+        self._lanes = lanes
+        self._tree = tree
+        self._device = tree.tiers[DEVICE]
+        self._policy = policy
+        self._belief = belief
+        self._metrics = metrics
+        self._options = options
+        self._page = options.page_size_tokens
+        self._max_running = options.scheduler.max_running_requests
+        self._reserve = options.scheduler.output_reserve_fraction
+        self._caps_hits = options.cache.hit_cap == "last_token_computed"
+        self._caches_outputs = options.cache.outputs == "cached"
+        self.transfers: Transfers  # set by the engine: the two call each other
+        self.on_step: Callable[[], None] | None = None
+        self._arriving: deque[Running] = deque()  # queue: new requests, in order
+        self._returned: list[tuple[int, Running]] = []  # queue: retracted or joined ones, older than those
+        self._prefilling: deque[Running] = deque()
+        self._batch = DecodeBatch(self._page)
+        self._live: dict[int, Running] = {}  # by request number
+        self._running = 0
+        self._restoring = 0
+        self._orders = 0
+        self._private_key = FIRST_PRIVATE_KEY
+        self._wake: Signal[None] | None = None
+        self._burst: Pending[Completion] | None = None
+        self._burst_start_ns = 0
+        self._aborting: list[Running] = []
+        self._closed = False
+        self._short = 0  # L1 pages that the head of the queue lacked room for; 0: it does not wait for room
+
+    # ------------------------------------------------------------------ from outside
+
+    async def arrivals(self, requests: Iterable[Request]) -> None:
+        """Let each request arrive at its time (ns of the environment), in order."""
+        env = self._env
+        for request in requests:
+            delay = request.arrival_ns - env.now
+            if delay > 0:
+                await Sleep(env, delay)
+            self.enqueue(request)
+        self._closed = True
+        self.poke()
+
+    def enqueue(self, request: Request) -> None:
+        """A request arrives now. Raises InputError if L1 could never hold it."""
+        pages = -(-(request.prompt_tokens + max(request.output_tokens, 1) - 1) // self._page)
+        if pages > self._device.capacity:
+            raise InputError(
+                f"request {request.number}: its prompt of {request.prompt_tokens} tokens and output of "
+                f"{request.output_tokens} need {pages} pages of {self._page} tokens, but L1 has "
+                f"{self._device.capacity}: give a larger --l1"
+            )
+        self._orders += 1
+        run = Running(request, self._orders, int(self._env.now))
+        self._live[request.number] = run
+        was_empty = not self._arriving and not self._returned
+        self._arriving.append(run)
+        waiting = len(self._arriving) + len(self._returned)
+        if waiting > self._metrics.max_waiting:
+            self._metrics.max_waiting = waiting
+        if was_empty:  # behind others it changes nothing: the queue is served in order
+            self.poke()
+
+    def abort(self, number: int) -> bool:
+        """Give request `number` up, wherever it is; False if it is not (or no longer) known."""
+        run = self._live.get(number)
+        if run is None or run.aborting:
+            return False
+        run.aborting = True
+        self._aborting.append(run)
+        self.poke()
+        return True
+
+    def poke(self) -> None:
+        """Something changed: look at the plan again, at the next step boundary."""
+        if self._wake is not None:
+            wake, self._wake = self._wake, None
+            wake.succeed()
+        elif self._burst is not None:
+            self._lanes.end_burst(self._burst)
+
+    def changed(self) -> None:
+        """Pages were published or unpinned: it matters to an idle GPU, and to a request that lacked room."""
+        if self._wake is not None or (self._short and self._device.available >= self._short):
+            self.poke()
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._arriving) + len(self._returned)
+
+    @property
+    def running(self) -> int:
+        """Requests admitted and not done."""
+        return self._running
+
+    def serve_alone(self, request: Request) -> None:
+        """Serve one request from beginning to end at once: for lanes on which no operation takes time.
+
+        Prefill and decode are not submitted; only what they leave in the cache is.
+        """
+        self.enqueue(request)
+        self._admit()
+        assert self._prefilling, "a request that is alone always fits"
+        run = self._prefilling.popleft()
+        run.generated = max(request.output_tokens, 1)
+        kv_tokens = run.kv_tokens - 1
+        if self._caches_outputs:
+            more = -(-kv_tokens // self._page) - run.held - run.private
+            pages = self._tree.take(DEVICE, more) if more > 0 else ()
+            assert pages is not None
+            run.private += max(more, 0)
+            run.private_pages = join(run.private_pages, pages)
+        self._insert(run)
+        self._finish(run, kv_tokens)
+
+    # ------------------------------------------------------------------ the loop
+
+    async def run(self) -> None:
+        """Serve until `arrivals` has ended and every request is done."""
+        blocking = not self._options.restore.overlap
+        while True:
+            if self._aborting:
+                self._drop_aborted()
+            if self._arriving or self._returned:
+                self._admit()
+            if self.on_step is not None:
+                self.on_step()
+            if blocking and self._restoring:
+                await self._idle()
+            elif self._prefilling:
+                await self._prefill_step()
+            elif self._batch:
+                await self._decode_burst()
+            elif self._closed and not self._live:
+                return
+            else:
+                await self._idle()
+
+    async def _idle(self) -> None:
+        self._wake = Signal(self._env)
+        await self._wake
+
+    # ------------------------------------------------------------------ admission
+
+    def _admit(self) -> None:
+        self._short = 0
+        while self._running < self._max_running:
+            if self._returned:
+                run = self._returned[0][1]
+            elif self._arriving:
+                run = self._arriving[0]
+            else:
+                break
+            if not self._start(run):
+                break
+        if self._running > self._metrics.max_running:
+            self._metrics.max_running = self._running
+
+    def _dequeue(self, run: Running) -> None:
+        if self._returned and self._returned[0][1] is run:
+            heappop(self._returned)
+        else:
+            first = self._arriving.popleft()
+            assert first is run
+
+    def _start(self, run: Running) -> bool:
+        """Admit `run`, or let it wait for somebody's restore; False if it does not fit now."""
+        tree, request, page = self._tree, run.request, self._page
+        runs = request.prompt_runs
+        if self._caps_hits and request.prompt_pages * page >= request.prompt_tokens:
+            runs = without_last_page(runs)
+        match = tree.match(runs)
+        hits = Hits(match.device, match.host, match.storage)
+        if match.depth > hits.device and not run.restore_failed:
+            arrival = tree.arriving_at(match.node, DEVICE, hits.device)
+            if arrival is not None:
+                self._dequeue(run)
+                Task(self._join(run, arrival))
+                return True
+        goal, reason = hits.device, ""
+        if hits.host > goal or hits.storage > goal:
+            if run.restore_failed:
+                reason = "restore_failed"
+            else:
+                goal, reason = self._policy(hits)
+        return self._take_pages(run, match, goal, reason)
+
+    def _take_pages(self, run: Running, match: Match, goal: int, reason: str) -> bool:
+        """Pin the L1 hit, take the pages of the rest of the prompt, and begin the restore or the prefill."""
+        tree, device, page = self._tree, self._device, self._page
+        held = match.device
+        node = tree.holder(match.node, held)
+        tree.pin(node, DEVICE)
+        tokens = run.kv_tokens
+        need = max(0, -(-tokens // page) - held)
+        room = need + self._headroom(run)
+        if room > device.available:
+            self._short = room
+            tree.unpin(node, DEVICE)
+            return False
+        self._dequeue(run)
+        end = tree.cut_at(match.node, goal) if goal > held else node
+        pages = tree.take(DEVICE, need)
+        assert pages is not None
+        run.node, run.held = node, held
+        run.private, run.private_pages = need, pages
+        run.past_tokens = min(held * page, tokens)
+        # Every request computes at least its last token, so that there is a next one.
+        run.todo_tokens = max(1, tokens - run.past_tokens)
+        self._running += 1
+        if run.admitted_ns < 0:
+            run.admitted_ns = int(self._env.now)
+            run.cached_pages = (held, 0, 0)
+            run.reason = reason
+            if reason == "recompute_cheaper" or reason == "below_threshold" or reason == "never":
+                self._metrics.policy_skips += 1
+            elif reason == "probe":
+                self._metrics.policy_probes += 1
+        if goal > held:
+            run.phase = "restoring"
+            self._restoring += 1
+            Task(self._restore(run, end, match))
+        else:
+            self._to_prefill(run)
+        return True
+
+    def _headroom(self, run: Running) -> int:
+        """Pages to leave for outputs still to come; none when nobody else runs, so that admission goes on."""
+        if not self._running:
+            return 0
+        tokens = self._batch.outstanding_tokens() + run.request.output_tokens - run.generated
+        for other in self._prefilling:
+            tokens += other.request.output_tokens - other.generated
+        return int(self._reserve * tokens) // self._page
+
+    async def _join(self, run: Running, arrival: Arrival) -> None:
+        """Wait for a restore that somebody else began, then queue again in the old place."""
+        self._metrics.joined_restores += 1
+        run.phase = "restoring"
+        await self.transfers.joined(arrival)
+        if run.aborting:
+            self._close_aborted(run)
+            return
+        self._requeue(run)
+        self.poke()
+
+    def _requeue(self, run: Running) -> None:
+        run.phase = "queued"
+        heappush(self._returned, (run.order, run))
+
+    async def _restore(self, run: Running, end: Node, match: Match) -> None:
+        """Bring the pages up to `end` into L1; on failure the request computes them."""
+        metrics, tree, env = self._metrics, self._tree, self._env
+        held, goal = run.held, end.end
+        began_ns, under_decode_ns = int(env.now), self._decode_clock_ns()
+        mine, rest = cut(run.private_pages, goal - held) if tree.named else ((), ())
+        assert run.node is not None
+        try:
+            await self.transfers.restore(end, held, mine)
+        except (TransferError, PredecessorError):
+            metrics.restore_fallbacks += 1
+            run.restore_failed = True
+            run.reason = "restore_failed"
+        else:
+            tree.unpin(run.node, DEVICE)
+            run.node, run.held = end, goal
+            run.private, run.private_pages = run.private - (goal - held), rest
+            run.past_tokens = min(goal * self._page, run.kv_tokens)
+            run.todo_tokens = max(1, run.kv_tokens - run.past_tokens)
+            metrics.restores += 1
+            metrics.restored_pages += goal - held
+            if run.retractions == 0:
+                from_host = max(0, min(match.host, goal) - held)
+                run.cached_pages = (held, from_host, goal - held - from_host)
+        took_ns = int(env.now) - began_ns
+        run.restored_ns += took_ns
+        metrics.restore_ns += took_ns
+        metrics.restore_under_decode_ns += min(took_ns, self._decode_clock_ns() - under_decode_ns)
+        self._restoring -= 1
+        if run.aborting:
+            self._release(run)
+            self._close_aborted(run)
+        else:
+            self._to_prefill(run)
+        self.poke()
+
+    def _to_prefill(self, run: Running) -> None:
+        run.phase = "prefilling"
+        self._prefilling.append(run)
+
+    def _decode_clock_ns(self) -> int:
+        """Time spent in decode bursts so far, the present one included."""
+        if self._burst is None:
+            return self._metrics.decode_ns
+        return self._metrics.decode_ns + int(self._env.now) - self._burst_start_ns
+
+    # ------------------------------------------------------------------ prefill
+
+    async def _prefill_step(self) -> None:
+        """Compute up to `chunk_tokens` prompt tokens, first come first served."""
+        budget = self._options.scheduler.chunk_tokens
+        prefilling = self._prefilling
+        chunks: list[Chunk] = []
+        computed: list[Running] = []
+        now = int(self._env.now)
+        left = budget
+        while prefilling and left:
+            run = prefilling[0]
+            part = run.todo_tokens if run.todo_tokens < left else left
+            if run.prefill_start_ns < 0:
+                run.prefill_start_ns = now
+            chunks.append(Chunk(run.request.number, part, run.past_tokens))
+            left -= part
+            run.todo_tokens -= part
+            run.past_tokens += part
+            if run.todo_tokens:
+                break
+            computed.append(prefilling.popleft())
+        batch, reserved, decode_pages, context = self._mixed_batch()
+        operation = Prefill(tuple(chunks), budget - left, batch, context)
+        done = await self._lanes.submit(operation)
+        self._belief.observe(done)
+        metrics = self._metrics
+        metrics.prefill_steps += 1
+        metrics.prefill_ns += done.finished_ns - done.started_ns
+        if batch:
+            metrics.decode_steps += 1
+            self._advance(1, reserved, decode_pages)
+        for run in computed:
+            self._computed(run)
+
+    def _mixed_batch(self) -> tuple[int, int, PageRuns, int]:
+        """With mixed chunks: the decode batch that rides along, and the pages its one step needs."""
+        if not self._options.scheduler.mixed_chunk or not self._batch:
+            return 0, 0, (), 0
+        need = self._batch.pages_for(1)
+        pages = self._tree.take(DEVICE, need)
+        if pages is None:
+            return 0, 0, (), 0
+        return len(self._batch), need, pages, self._batch.context_tokens
+
+    def _computed(self, run: Running) -> None:
+        """The prompt is in L1 and the first (or, after a retraction, the next) token is made."""
+        kv_tokens = run.kv_tokens
+        run.generated += 1
+        if run.first_token_ns < 0:
+            run.first_token_ns = int(self._env.now)
+        if run.aborting:
+            self._release(run)
+            self._close_aborted(run)
+            return
+        self._insert(run)
+        remaining = run.request.output_tokens - run.generated
+        if remaining <= 0:
+            self._finish(run, kv_tokens)
+        else:
+            run.phase = "decoding"
+            self._batch.add(run, kv_tokens, remaining)
+
+    def _insert(self, run: Running) -> None:
+        """Leave the prompt's pages to the tree, and begin to write them through."""
+        tree, request = self._tree, run.request
+        if run.held < request.prompt_pages:
+            assert run.node is not None
+            end = tree.extend(run.node, request.prompt_runs, request.priority)
+            self._adopt(run, end)
+
+    def _adopt(self, run: Running, end: Node) -> None:
+        tree = self._tree
+        assert run.node is not None
+        last, duplicates, pages, adopted = tree.adopt(end, run.held, run.private_pages)
+        run.private -= duplicates + adopted
+        run.private_pages = pages
+        self._metrics.duplicate_pages += duplicates
+        if last.end > run.held or last is run.node:
+            tree.pin(last, DEVICE)
+            tree.unpin(run.node, DEVICE)
+            run.node = last
+            run.held = max(run.held, last.end)
+            self.transfers.write_through(last)
+
+    # ------------------------------------------------------------------ decode
+
+    async def _decode_burst(self) -> None:
+        """Decode until the first request is done, or until `poke`."""
+        batch, tree = self._batch, self._tree
+        steps = batch.steps_to_first_finish
+        need = batch.pages_for(steps)
+        if need > self._device.available:
+            steps = batch.steps_within(self._device.available, steps)
+            if not steps:
+                if not self._retract():
+                    await self._idle()
+                return
+            need = batch.pages_for(steps)
+        pages = tree.take(DEVICE, need)
+        assert pages is not None
+        requests = tuple(run.request.number for run in batch) if tree.named else ()
+        self._burst_start_ns = int(self._env.now)
+        self._burst = self._lanes.submit(
+            Decode(len(batch), batch.context_tokens, steps, requests)
+        )
+        done = await self._burst
+        self._burst = None
+        metrics = self._metrics
+        metrics.decode_bursts += 1
+        metrics.decode_steps += done.steps
+        metrics.decode_ns += int(self._env.now) - self._burst_start_ns
+        self._advance(done.steps, need, pages)
+
+    def _advance(self, steps: int, reserved: int, pages: PageRuns) -> None:
+        """The batch made `steps` tokens; of the reserved pages it keeps what they fill."""
+        batch = self._batch
+        used = batch.pages_for(steps)
+        if self._tree.named:
+            pages = self._share_out(steps, pages)
+        if reserved > used:
+            self._tree.give(DEVICE, pages, reserved - used)
+        batch.advance(steps)
+        while (run := batch.pop_finished()) is not None:
+            run.generated = run.request.output_tokens
+            self._count_decode_pages(run, run.kv_tokens - 1)
+            self._finish(run, run.kv_tokens - 1)
+
+    def _share_out(self, steps: int, pages: PageRuns) -> PageRuns:
+        """Named pages: give each request those that its `steps` tokens fill; returns the rest."""
+        page = self._page
+        for run in self._batch:
+            kv_tokens = self._batch.kv_tokens(run)
+            more = -(-(kv_tokens + steps) // page) - -(-kv_tokens // page)
+            mine, pages = cut(pages, more)
+            run.private_pages = join(run.private_pages, mine)
+        return pages
+
+    def _count_decode_pages(self, run: Running, kv_tokens: int) -> None:
+        """While a request decodes its pages are counted by the batch; now they are its own again."""
+        run.private = -(-kv_tokens // self._page) - run.held
+
+    def _retract(self) -> bool:
+        """Take the newest decoding request's pages away; False if waiting for transfers may help instead."""
+        batch = self._batch
+        if len(batch) == 1:
+            assert self.transfers.writes_pending or self.transfers.restores_pending or self._restoring
+            return False
+        run = batch.newest()
+        kv_tokens = batch.kv_tokens(run)
+        batch.remove(run)
+        run.generated = kv_tokens - run.request.prompt_tokens + 1
+        self._count_decode_pages(run, kv_tokens)
+        self._release(run)
+        run.retractions += 1
+        run.restore_failed = False
+        self._metrics.retractions += 1
+        self._metrics.retracted_tokens += run.generated
+        self._requeue(run)
+        return True
+
+    # ------------------------------------------------------------------ endings
+
+    def _finish(self, run: Running, kv_tokens: int) -> None:
+        """All tokens are made: cache the output (all but its last token), free the rest, write the row."""
+        if self._caches_outputs:
+            self._insert_output(run, kv_tokens // self._page)
+        self._release(run)
+        run.phase = "finished"
+        del self._live[run.request.number]
+        self._write_row(run)
+
+    def _insert_output(self, run: Running, full_pages: int) -> None:
+        request = run.request
+        if run.held < request.prompt_pages:
+            self._insert(run)  # an arrival stood in the way when the prompt was computed
+        more = full_pages - run.held
+        if run.held != request.prompt_pages or more <= 0 or run.node is None:
+            return
+        end = self._tree.append(run.node, self._private_key, more)
+        self._private_key += more + 1
+        self._adopt(run, end)
+
+    def _release(self, run: Running) -> None:
+        """Give back what only `run` used."""
+        assert run.private >= 0, run.private
+        if run.private:
+            self._tree.give(DEVICE, run.private_pages, run.private)
+            run.private, run.private_pages = 0, ()
+        assert run.node is not None
+        self._tree.unpin(run.node, DEVICE)
+        run.node, run.held = None, 0
+        self._running -= 1
+
+    def _drop_aborted(self) -> None:
+        """Let go of aborted requests that no transfer or step is using; the others see the flag themselves."""
+        aborting, self._aborting = self._aborting, []
+        for run in aborting:
+            if run.phase == "queued":
+                if any(other is run for _, other in self._returned):
+                    self._returned = sorted(e for e in self._returned if e[1] is not run)
+                else:
+                    self._arriving.remove(run)
+                self._close_aborted(run)
+            elif run.phase == "prefilling":
+                self._prefilling.remove(run)
+                self._release(run)
+                self._close_aborted(run)
+            elif run.phase == "decoding":
+                kv_tokens = self._batch.kv_tokens(run)
+                self._batch.remove(run)
+                run.generated = kv_tokens - run.request.prompt_tokens + 1
+                self._count_decode_pages(run, kv_tokens)
+                self._release(run)
+                self._close_aborted(run)
+
+    def _close_aborted(self, run: Running) -> None:
+        run.phase = "aborted"
+        run.reason = "aborted"
+        self._metrics.aborted += 1
+        del self._live[run.request.number]
+        self._write_row(run)
+
+    def _write_row(self, run: Running) -> None:
+        request, metrics, page = run.request, self._metrics, self._page
+        now = int(self._env.now)
+        device, host, storage = run.cached_pages
+        prompt = request.prompt_tokens
+        to_device = min(device * page, prompt)
+        to_host = min((device + host) * page, prompt)
+        to_storage = min((device + host + storage) * page, prompt)
+        tokens = (to_device, to_host - to_device, to_storage - to_host)
+        computed = prompt - to_storage
+        metrics.requests += 1
+        metrics.prompt_tokens += prompt
+        metrics.prompt_pages += request.prompt_pages
+        metrics.output_tokens += run.generated
+        metrics.computed_tokens += computed
+        for tier in (0, 1, 2):
+            metrics.cached_tokens[tier] += tokens[tier]
+            metrics.cached_pages[tier] += run.cached_pages[tier]
+        finished = run.phase == "finished"
+        first = run.first_token_ns
+        arrival = run.enqueued_ns
+        admitted = run.admitted_ns
+        metrics.last_token_ns = now
+        if metrics.first_arrival_ns < 0 or arrival < metrics.first_arrival_ns:
+            metrics.first_arrival_ns = arrival
+        metrics.row(
+            (
+                request.number, arrival, prompt, request.output_tokens, *tokens, computed,
+                device, host, storage, request.prompt_pages, request.ideal_pages,
+                admitted - arrival if admitted >= 0 else now - arrival, run.restored_ns,
+                first - run.prefill_start_ns if first >= 0 else 0,
+                first - arrival if first >= 0 else -1,
+                now - arrival if finished else -1, run.generated, run.retractions,
+            ),
+            run.reason, request.session,
+        )  # fmt: skip
+
+
+def without_last_page(runs: KeyRuns) -> KeyRuns:
+    """A prompt's key runs without its last page."""
+    if not runs:
+        return runs
+    start, count = runs[-1]
+    return [*runs[:-1], (start, count - 1)] if count > 1 else runs[:-1]

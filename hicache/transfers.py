@@ -1,0 +1,299 @@
+"""How pages move between tiers: write-through and restore, each straight-line code around its awaits.
+
+    write path     L1 -> D2H -> L1+L2 -> H2S -> L1+L2+L3
+    restore path   L3 -> S2H -> publish in L2 -> H2D -> publish in L1
+
+A transfer under way is never abandoned. Published pages belong to the tree, whatever fails later; a failure
+frees only what was private to it. This module decides nothing about *whether* to restore, and knows no time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from simpy import Environment
+
+from hicache.allocator import extents, join
+from hicache.cost_model import CostModel
+from hicache.errors import PredecessorError, TransferError
+from hicache.kernel import Signal, Task
+from hicache.metrics import Metrics
+from hicache.node import DEVICE, HOST, STORAGE, Node
+from hicache.operations import Copy, Direction, PageRuns
+from hicache.options import EngineOptions
+from hicache.ports import Lanes
+from hicache.tree import Arrival, HiRadixTree, Pinned
+
+
+class Copier:
+    """Submits single copies, and lets the metrics and the cost model see how each went."""
+
+    def __init__(
+        self, lanes: Lanes, options: EngineOptions, metrics: Metrics, belief: CostModel
+    ) -> None:
+        self._lanes = lanes
+        self._page_bytes = options.page_bytes
+        self._metrics = metrics
+        self._belief = belief
+
+    async def copy(
+        self, direction: Direction, pages: int, source: PageRuns = (), target: PageRuns = ()
+    ) -> None:
+        """Move `pages` pages; raises TransferError if the device could not."""
+        operation = Copy(
+            direction, pages, pages * self._page_bytes, extents(source, target), source, target
+        )
+        stats = self._metrics.directions[direction]
+        try:
+            done = await self._lanes.submit(operation)
+        except TransferError:
+            stats.failed += 1
+            raise
+        stats.add(done, operation)
+        self._belief.observe(done)
+
+
+class WriteJob:
+    """A copy that waits for its turn in a `WriteQueue`."""
+
+    __slots__ = ("done", "pages", "source", "target")
+
+    def __init__(self, pages: int, source: PageRuns, target: PageRuns, done: Signal[None]) -> None:
+        self.pages = pages
+        self.source = source
+        self.target = target
+        self.done = done
+
+
+class WriteQueue:
+    """One writing direction: at most `in_flight` copies at once, and what waits behind them, in order.
+
+    With `merge_pages` > 0 the jobs that wait together become one operation of at most that many pages; they
+    then succeed or fail together.
+    """
+
+    def __init__(
+        self, env: Environment, copier: Copier, direction: Direction, options: EngineOptions, metrics: Metrics
+    ) -> None:
+        self._env = env
+        self._copier = copier
+        self._direction: Direction = direction
+        self._limit = options.cache.writes_in_flight
+        self._merge_pages = options.cache.merge_writes_pages
+        self._metrics = metrics
+        self._in_flight = 0
+        self._waiting: deque[WriteJob] = deque()
+
+    async def write(self, pages: int, source: PageRuns, target: PageRuns) -> None:
+        """Copy `pages` pages when it is their turn; raises TransferError if the device could not."""
+        if self._in_flight >= self._limit:
+            job = WriteJob(pages, source, target, Signal(self._env))
+            self._waiting.append(job)
+            await job.done
+            return
+        self._in_flight += 1
+        try:
+            await self._copier.copy(self._direction, pages, source, target)
+        finally:
+            self._in_flight -= 1
+            self._serve_next()
+
+    def _serve_next(self) -> None:
+        while self._waiting and self._in_flight < self._limit:
+            jobs = [self._waiting.popleft()]
+            pages = jobs[0].pages
+            while self._waiting and pages + self._waiting[0].pages <= self._merge_pages:
+                jobs.append(self._waiting.popleft())
+                pages += jobs[-1].pages
+            self._in_flight += 1
+            Task(self._serve(jobs, pages))
+
+    async def _serve(self, jobs: list[WriteJob], pages: int) -> None:
+        source: PageRuns = ()
+        target: PageRuns = ()
+        for job in jobs:
+            source, target = join(source, job.source), join(target, job.target)
+        self._metrics.merged_writes += len(jobs) - 1
+        try:
+            await self._copier.copy(self._direction, pages, source, target)
+        except TransferError as error:
+            for job in jobs:
+                job.done.fail(TransferError(*error.args))
+        else:
+            for job in jobs:
+                job.done.succeed()
+        finally:
+            self._in_flight -= 1
+            self._serve_next()
+
+
+class Transfers:
+    """The procedures that move pages. `on_change` is called when pages were published or unpinned."""
+
+    def __init__(
+        self,
+        env: Environment,
+        lanes: Lanes,
+        tree: HiRadixTree,
+        options: EngineOptions,
+        metrics: Metrics,
+        belief: CostModel,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._env = env
+        self._tree = tree
+        self._metrics = metrics
+        self._on_change = on_change
+        self._writes_through = options.cache.write_policy == "write_through"
+        self._has_host = options.host_pages > 0
+        self._has_storage = options.storage_pages > 0
+        self._copier = Copier(lanes, options, metrics, belief)
+        self._to_host = WriteQueue(env, self._copier, "d2h", options, metrics)
+        self._to_storage = WriteQueue(env, self._copier, "h2s", options, metrics)
+        self._backlog_limit = int(options.host_pages * options.cache.write_backlog_fraction)
+        if options.cache.write_backlog_fraction >= 1:
+            self._backlog_limit = options.storage_pages + options.host_pages
+        self.backlog_pages = 0  # waiting for, or under way to, L3
+        self.writes_pending = 0
+        self.restores_pending = 0
+
+    # ------------------------------------------------------------------ write-through
+
+    def write_through(self, node: Node) -> None:
+        """Begin to write what L2 (or else L3) lacks of the L1-resident path ending at `node`. Never waits."""
+        if not self._writes_through or not self._has_host or node.parent is None:
+            return
+        first, after = self._tree.covered(node, HOST)
+        if first < node.end:
+            Task(self._back_up(node, first, after))
+        elif self._has_storage and after is None and self._tree.covered(node, STORAGE)[0] < node.end:
+            Task(self._store_again(node))
+
+    async def _back_up(self, node: Node, first: int, after: Arrival | None) -> None:
+        """L1 -> L2 for pages `first` .. `node.end`, then on to L3."""
+        tree = self._tree
+        self.writes_pending += 1
+        try:
+            with Pinned(tree, node, HOST):  # before evicting for its tail: the head must stay
+                count = node.end - first
+                pages = tree.take(HOST, count)
+                if pages is None:
+                    self._metrics.dropped_pages["host_pressure"] += count
+                    return
+                with (
+                    Pinned(tree, node, DEVICE),
+                    tree.arriving(node, HOST, first, pages, after),
+                ):
+                    source = self._pages(node, DEVICE, first)
+                    await self._to_host.write(count, source, pages)
+                    await self._follow(after)
+                self._on_change()
+                if self._has_storage:
+                    await self._store(node)
+        except (TransferError, PredecessorError):
+            self._metrics.dropped_pages["transfer_failed"] += node.end - first
+        finally:
+            self.writes_pending -= 1
+            self._on_change()
+
+    async def _store_again(self, node: Node) -> None:
+        """L2 -> L3 for a path that L2 holds but L3 has lost or never got."""
+        self.writes_pending += 1
+        try:
+            with Pinned(self._tree, node, HOST):
+                await self._store(node)
+        finally:
+            self.writes_pending -= 1
+            self._on_change()
+
+    async def _store(self, node: Node) -> None:
+        """L2 -> L3 for what L3 lacks of the path ending at `node`, whose host pages the caller has pinned."""
+        tree, dropped = self._tree, self._metrics.dropped_pages
+        first, after = tree.covered(node, STORAGE)
+        count = node.end - first
+        if count <= 0:
+            return
+        if self.backlog_pages + count > self._backlog_limit:
+            dropped["write_backlog"] += count
+            return
+        with Pinned(tree, node, STORAGE):
+            pages = tree.take(STORAGE, count)
+            if pages is None:
+                dropped["storage_pressure"] += count
+                return
+            self.backlog_pages += count
+            try:
+                with tree.arriving(node, STORAGE, first, pages, after):
+                    await self._to_storage.write(count, self._pages(node, HOST, first), pages)
+                    await self._follow(after)
+            except (TransferError, PredecessorError):
+                dropped["transfer_failed"] += count
+            finally:
+                self.backlog_pages -= count
+
+    # ------------------------------------------------------------------ restore
+
+    async def restore(self, node: Node, held: int, pages: PageRuns) -> None:
+        """Bring pages `held` .. `node.end` of the path ending at `node` into the L1 pages given.
+
+        The source is L2, after L3 has been read into it where L2 lacks the path's tail. Raises TransferError
+        or PredecessorError; the L1 pages are then the caller's still.
+        """
+        tree = self._tree
+        self.restores_pending += 1
+        try:
+            with Pinned(tree, node, HOST):
+                arrival = tree.arriving(node, DEVICE, held, pages)
+                arrival.keep_pages()
+                with arrival:
+                    first, after = tree.covered(node, HOST)
+                    if first < node.end:
+                        await self._promote(node, first, after)
+                    elif after is not None:
+                        await self._follow(after)
+                    source = self._pages(node, HOST, held)
+                    await self._copier.copy("h2d", node.end - held, source, pages)
+                tree.pin(node, DEVICE)  # for the caller, before anything else can run
+        finally:
+            self.restores_pending -= 1
+        self._on_change()
+
+    async def _promote(self, node: Node, first: int, after: Arrival | None) -> None:
+        """L3 -> L2 for pages `first` .. `node.end`; they are the tree's as soon as they have arrived."""
+        tree = self._tree
+        count = node.end - first
+        pages = tree.take(HOST, count)
+        if pages is None:
+            self._metrics.dropped_pages["host_pressure"] += count
+            raise TransferError("no room in host memory for the pages read from storage")
+        with (
+            Pinned(tree, node, STORAGE),
+            tree.arriving(node, HOST, first, pages, after),
+        ):
+            await self._copier.copy("s2h", count, self._pages(node, STORAGE, first), pages)
+            await self._follow(after)
+        self._metrics.promoted_pages += count
+        self._on_change()
+
+    async def joined(self, arrival: Arrival) -> None:
+        """Wait until somebody else's arrival is over, well or not."""
+        if arrival.published is None:
+            await arrival.settled(self._signal)
+
+    async def _follow(self, after: Arrival | None) -> None:
+        """Wait for the pages in front; PredecessorError if they did not come."""
+        if after is None:
+            return
+        await self.joined(after)
+        if not after.published:
+            raise PredecessorError("the pages in front of these did not arrive")
+
+    def _signal(self) -> Signal[None]:
+        return Signal(self._env)
+
+    def _pages(self, node: Node, tier: int, first: int) -> PageRuns:
+        """Physical pages `first` .. `node.end` of a path in `tier`; empty where pages are only counted."""
+        if not self._tree.named:
+            return ()
+        return self._tree.pages_from(node, tier, first)

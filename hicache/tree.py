@@ -1,0 +1,523 @@
+"""HiRadixTree: one path-compressed prefix tree over page keys, with three tiers of residency on its nodes.
+
+One walk gives the leading hit of each tier. A match that ends inside a node splits it; the old object stays
+the lower half, so pins, children and transfers that hold on to it stay valid. Residency is a leading run in
+each node (`hicache.node`) and closed under prefixes along each path:
+
+    root --[0, 4)-- a --[4, 9)-- b --[9, 12)-- c
+    device  1111         11111        110            leading hit 11: c's tail was trimmed
+    host    1111         11000        000            leading hit 6
+
+Rules:
+
+* a pin on a node holds for its whole path: `pins[t]` counts the users of a node *or of one below it*;
+* an arrival (pages under way into a tier) pins its path in that tier, so that no ancestor leaves before it;
+* a node leaves the tree when no tier holds it, nobody pins it and it has no children.
+
+The tree never sees text, time or devices. Every method is atomic: nothing here can suspend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
+
+from hicache.allocator import cut, join
+from hicache.kernel import Signal
+from hicache.node import DEVICE, HOST, STORAGE, TIERS, Node
+from hicache.operations import PageRuns
+from hicache.options import EngineOptions
+from hicache.requests import KeyRuns
+from hicache.tier import Tier
+
+
+class Match(NamedTuple):
+    """Where a walk ended: `node` ends at page `depth`; each tier holds that many leading pages of the path."""
+
+    node: Node
+    depth: int
+    device: int
+    host: int
+    storage: int
+
+
+class HiRadixTree:
+    """The tree and its three tiers. `on_evict(tier, node, count)` is told what leaves, before it leaves."""
+
+    def __init__(
+        self, options: EngineOptions, on_evict: Callable[[int, Node, int], None] | None = None
+    ) -> None:
+        cache = options.cache
+        self.root = Node(-1, 0, None, 0, 0)
+        self.tiers = tuple(
+            Tier(index, capacity, cache.eviction, cache.eviction_granularity, options.page_ids)
+            for index, capacity in enumerate(
+                (options.device_pages, options.host_pages, options.storage_pages)
+            )
+        )
+        self.named = options.page_ids == "named"
+        self.clock = 0
+        self.nodes = 0
+        self.splits = 0
+        self.on_evict = on_evict
+        self._falling = any(tier.offers_on_access for tier in self.tiers)
+
+    # ------------------------------------------------------------------ walking
+
+    def match(self, runs: KeyRuns) -> Match:
+        """Walk down the longest path of nodes whose keys lead `runs`, and touch it.
+
+        Splits the last node if it goes on after the match.
+        """
+        self.clock = now = self.clock + 1
+        node = self.root
+        depth = device = host = storage = 0
+        on_device = on_host = on_storage = True
+        for start, count in runs:
+            while count:
+                child = node.children.get(start)
+                if child is None:
+                    break
+                length = child.length
+                if length > count:
+                    child = self._split(child, count)
+                    length = count
+                child.last_access = now
+                resident = child.resident
+                if on_device:
+                    held = resident[DEVICE]
+                    device += held
+                    on_device = held == length
+                if on_host:
+                    held = resident[HOST]
+                    host += held
+                    on_host = held == length
+                if on_storage:
+                    held = resident[STORAGE]
+                    storage += held
+                    on_storage = held == length
+                node = child
+                depth += length
+                start += length
+                count -= length
+            if count:
+                break
+        if self._falling:
+            self._offer_accessed(node)
+        return Match(node, depth, device, host, storage)
+
+    def extend(self, node: Node, runs: KeyRuns, priority: int = 0) -> Node:
+        """Walk on from `node`, which ends inside `runs`, and add what is missing; returns the path's end.
+
+        Counts a hit on each node of the path, touches it, and creates at most one node for each run.
+        """
+        self.clock = now = self.clock + 1
+        ancestor: Node | None = node
+        while ancestor is not None:
+            ancestor.last_access = now
+            ancestor.hit_count += 1
+            if priority > ancestor.priority:
+                ancestor.priority = priority
+            ancestor = ancestor.parent
+        skip = node.depth + node.length
+        for start, count in runs:
+            if skip >= count:
+                skip -= count
+                continue
+            if skip:
+                start += skip
+                count -= skip
+                skip = 0
+            while count:
+                child = node.children.get(start)
+                if child is None:
+                    child = Node(start, count, node, node.depth + node.length, now)
+                    node.children[start] = child
+                    self.nodes += 1
+                elif child.length > count:
+                    child = self._split(child, count)
+                child.last_access = now
+                child.hit_count += 1
+                if priority > child.priority:
+                    child.priority = priority
+                node = child
+                start += child.length
+                count -= child.length
+        return node
+
+    def holder(self, node: Node, depth: int) -> Node:
+        """The node on the path ending at `node` that holds page `depth - 1` (the root for `depth` 0)."""
+        while node.depth >= depth and node.parent is not None:
+            node = node.parent
+        return node
+
+    def cut_at(self, node: Node, depth: int) -> Node:
+        """The node on the path ending at `node` that ends at page `depth`, split off if there is none yet."""
+        holder = self.holder(node, depth)
+        if holder.depth + holder.length > depth:
+            return self._split(holder, depth - holder.depth)
+        return holder
+
+    def append(self, node: Node, key: int, count: int) -> Node:
+        """A new leaf of `count` pages under `node`, with keys that nobody else has."""
+        self.clock = now = self.clock + 1
+        child = Node(key, count, node, node.depth + node.length, now)
+        ancestor: Node | None = node
+        while ancestor is not None:
+            ancestor.last_access = now
+            ancestor = ancestor.parent
+        assert key not in node.children, "a private key was used before"
+        node.children[key] = child
+        child.hit_count = 1
+        self.nodes += 1
+        return child
+
+    def arriving_at(self, node: Node, tier: int, depth: int) -> Arrival | None:
+        """The arrival that brings page `depth` of the path ending at `node` into `tier`, if one does."""
+        holder = self.holder(node, depth + 1)
+        arrival = holder.arrival[tier]
+        if arrival is not None and holder.depth + holder.resident[tier] <= depth:
+            return arrival
+        return None
+
+    def covered(self, node: Node, tier: int) -> tuple[int, Arrival | None]:
+        """Up to where `tier` holds or is about to hold the path ending at `node`, and the arrival that says so.
+
+        The first page that is neither PUBLISHED nor ARRIVING; the arrival is None if the page before it is
+        published.
+        """
+        current = node
+        while current.parent is not None:
+            if current.arrival[tier] is not None:
+                return current.end, current.arrival[tier]
+            held = current.resident[tier]
+            if held:
+                return current.depth + held, None
+            current = current.parent
+        return 0, None
+
+    def pages_from(self, node: Node, tier: int, first: int) -> PageRuns:
+        """Physical pages of page `first` to the end of the path ending at `node`, all published in `tier`."""
+        parts: list[PageRuns] = []
+        current = node
+        while current.parent is not None and current.end > first:
+            assert current.resident[tier] == current.length, f"{current} is not all in tier {tier}"
+            pages = current.pages[tier]
+            parts.append(cut(pages, first - current.depth)[1] if first > current.depth else pages)
+            current = current.parent
+        runs: PageRuns = ()
+        for pages in reversed(parts):
+            runs = join(runs, pages)
+        return runs
+
+    # ------------------------------------------------------------------ pins
+
+    def pin(self, node: Node, tier: int) -> None:
+        """Keep what `tier` holds of the path ending at `node` until `unpin`."""
+        owner = self.tiers[tier]
+        current: Node | None = node
+        while current is not None:
+            pins = current.pins
+            if not pins[tier]:
+                owner.evictable -= current.resident[tier]
+            pins[tier] += 1
+            current = current.parent
+
+    def unpin(self, node: Node, tier: int) -> None:
+        """Undo one `pin` of the same node."""
+        owner = self.tiers[tier]
+        current: Node | None = node
+        while current is not None:
+            parent = current.parent
+            pins = current.pins
+            pins[tier] -= 1
+            assert pins[tier] >= 0, f"{current} unpinned more often than pinned"
+            if not pins[tier]:
+                held = current.resident[tier]
+                if held:
+                    owner.evictable += held
+                    if not current.kids[tier]:
+                        owner.offer(current)
+                elif not current.children:
+                    self._prune(current)
+            current = parent
+
+    # ------------------------------------------------------------------ taking and giving pages
+
+    def take(self, tier: int, count: int) -> PageRuns | None:
+        """`count` free pages of `tier`, evicting as the strategy says; None if that many cannot be had.
+
+        Nothing is evicted in vain: what cannot be reached is not begun.
+        """
+        owner = self.tiers[tier]
+        short = count - owner.allocator.free
+        if short > 0:
+            if short > owner.evictable:
+                return None
+            self.evict(tier, short)
+        return owner.allocator.take(count)
+
+    def give(self, tier: int, pages: PageRuns, count: int) -> None:
+        """Return pages that belong to nobody else: private ones, or those of a failed arrival."""
+        self.tiers[tier].allocator.give(pages, count)
+
+    def evict(self, tier: int, count: int) -> int:
+        """Free `count` pages of `tier`, leaves first; returns how many were freed (node by node: maybe more)."""
+        owner = self.tiers[tier]
+        freed = 0
+        while freed < count:
+            node = owner.next_victim()
+            if node is None:
+                break
+            held = node.resident[tier]
+            part = min(held, count - freed) if owner.by_page else held
+            if self.on_evict is not None:
+                self.on_evict(tier, node, part)
+            owner.trim(node, part)
+            freed += part
+            if part == held:
+                self._left(node, tier)
+        return freed
+
+    # ------------------------------------------------------------------ publishing
+
+    def adopt(self, node: Node, held: int, pages: PageRuns) -> tuple[Node, int, PageRuns, int]:
+        """Make private L1 pages the tree's: `pages` are those of the path ending at `node` from page `held` on.
+
+        Pages that L1 holds by now are duplicates and are freed. Adoption stops before a page that is arriving
+        in L1: that one belongs to its transfer. Returns (last node that L1 now holds in full, duplicates,
+        pages left to the caller, pages adopted).
+
+            path   |--- held ---|--- adopted ---|-dup-|--- adopted ---|   all of it published
+        """
+        path: list[Node] = []
+        current = node
+        while current.parent is not None and current.end > held:
+            path.append(current)
+            current = current.parent
+        owner = self.tiers[DEVICE]
+        last, duplicates, adopted = current, 0, 0
+        while path:
+            current = path.pop()
+            have = current.resident[DEVICE]
+            from_page = max(held - current.depth, 0)
+            if have < current.length and current.arrival[DEVICE] is not None:
+                break
+            doubled = max(0, have - from_page)
+            if doubled:
+                first, pages = cut(pages, doubled)
+                owner.allocator.give(first, doubled)
+                duplicates += doubled
+            new = current.length - have
+            if new:
+                assert have >= from_page, "adopting would leave a hole"
+                if self.named:
+                    first, pages = cut(pages, new)
+                    current.pages[DEVICE] = join(current.pages[DEVICE], first)
+                self._grow(current, DEVICE, new)
+                if not current.pins[DEVICE] and not current.kids[DEVICE]:
+                    owner.offer(current)
+                adopted += new
+            last = current
+        if last is not node and not node.children:
+            self._prune(node)
+        return last, duplicates, pages, adopted
+
+    def arriving(
+        self, node: Node, tier: int, first: int, pages: PageRuns, after: Arrival | None = None
+    ) -> Arrival:
+        """Pages `first` .. `node.end` of the path ending at `node` are about to arrive in `tier`.
+
+        A context manager around the awaits: published when its body ends, rolled back when it raises.
+        """
+        return Arrival(self, node, tier, first, pages, after)
+
+    def _grow(self, node: Node, tier: int, count: int) -> None:
+        """`count` more pages of `node` are published in `tier`."""
+        owner = self.tiers[tier]
+        if not node.resident[tier]:
+            assert node.parent is not None
+            node.parent.kids[tier] += 1
+        node.resident[tier] += count
+        owner.resident += count
+        if not node.pins[tier]:
+            owner.evictable += count
+
+    def _left(self, node: Node, tier: int) -> None:
+        """`tier` holds nothing of `node` any more: its parent may be a leaf of that tier now."""
+        parent = node.parent
+        assert parent is not None
+        parent.kids[tier] -= 1
+        if not parent.kids[tier] and not parent.pins[tier] and parent.resident[tier]:
+            self.tiers[tier].offer(parent)
+        if not node.children:
+            self._prune(node)
+
+    def _prune(self, node: Node) -> None:
+        """Take `node`, and ancestors that only it kept, out of the tree if nothing is left of them."""
+        while not node.children and not any(node.resident) and not any(node.pins):
+            parent = node.parent
+            if parent is None:
+                return
+            del parent.children[node.start]
+            self.nodes -= 1
+            node = parent
+
+    def _split(self, lower: Node, count: int) -> Node:
+        """Cut `lower` after `count` pages; returns the new upper half. Every tier is split, also under way."""
+        parent = lower.parent
+        assert parent is not None
+        assert 0 < count < lower.length
+        upper = Node(lower.start, count, parent, lower.depth, lower.last_access)
+        upper.created = lower.created
+        upper.hit_count = lower.hit_count
+        upper.priority = lower.priority
+        parent.children[upper.start] = upper
+        lower.start += count
+        lower.depth += count
+        lower.length -= count
+        lower.parent = upper
+        upper.children[lower.start] = lower
+        self.nodes += 1
+        self.splits += 1
+        for tier in TIERS:
+            held = lower.resident[tier]
+            above = min(held, count)
+            upper.resident[tier] = above
+            lower.resident[tier] = held - above
+            upper.pins[tier] = lower.pins[tier]
+            if held > above:
+                upper.kids[tier] = 1
+            elif held and not upper.pins[tier]:
+                self.tiers[tier].offer(upper)
+            if self.named:
+                upper.pages[tier], lower.pages[tier] = cut(lower.pages[tier], above)
+            if above < count:
+                upper.arrival[tier] = lower.arrival[tier]
+        if not lower.children:
+            self._prune(lower)  # its tail had been trimmed in every tier: nothing is left below
+        return upper
+
+    def _offer_accessed(self, node: Node) -> None:
+        """Under a strategy whose keys fall with an access, offer the candidates of a touched path again."""
+        current: Node | None = node
+        while current is not None and current.parent is not None:
+            for tier in self.tiers:
+                index = tier.index
+                if (
+                    current.resident[index]
+                    and not current.kids[index]
+                    and not current.pins[index]
+                ):
+                    tier.offer_again(current)
+            current = current.parent
+
+
+class Pinned:
+    """`with Pinned(tree, node, tier):` the path ending at `node` stays in `tier` for as long."""
+
+    __slots__ = ("_node", "_tier", "_tree")
+
+    def __init__(self, tree: HiRadixTree, node: Node, tier: int) -> None:
+        self._tree, self._node, self._tier = tree, node, tier
+
+    def __enter__(self) -> None:
+        self._tree.pin(self._node, self._tier)
+
+    def __exit__(self, *_: object) -> None:
+        self._tree.unpin(self._node, self._tier)
+
+
+class Arrival:
+    """Pages on their way into a tier: ARRIVING while the `with` body runs, then PUBLISHED, or ABSENT again.
+
+    `after` is the arrival that brings the page before `first`; `predecessor` must be awaited before the body
+    ends, since publishing pages behind a hole is forbidden. `settled` fires when it is decided either way.
+    `pages` is the caller's until the body ends well; after a failure they have been freed, unless the caller
+    took them back with `keep_pages`.
+    """
+
+    __slots__ = ("_keeps", "_settled", "after", "first", "node", "pages", "published", "tier", "tree")
+
+    def __init__(
+        self, tree: HiRadixTree, node: Node, tier: int, first: int, pages: PageRuns, after: Arrival | None
+    ) -> None:
+        self.tree = tree
+        self.node = node
+        self.tier = tier
+        self.first = first
+        self.pages = pages
+        self.after = after
+        self.published: bool | None = None  # None while under way
+        self._settled: Signal[None] | None = None
+        self._keeps = False
+
+    @property
+    def count(self) -> int:
+        """How many pages arrive."""
+        return self.node.end - self.first
+
+    def settled(self, make: Callable[[], Signal[None]]) -> Signal[None]:
+        """The signal that fires when this arrival is over; `make` builds one in the right environment."""
+        assert self.published is None
+        if self._settled is None:
+            self._settled = make()
+        return self._settled
+
+    def keep_pages(self) -> None:
+        """If the arrival fails, leave its pages to the caller instead of freeing them."""
+        self._keeps = True
+
+    def __enter__(self) -> Arrival:
+        tier, node = self.tier, self.node
+        self.tree.pin(node, tier)
+        current: Node = node
+        while current.parent is not None and current.end > self.first:
+            assert current.arrival[tier] is None, f"{current} is arriving in tier {tier} already"
+            current.arrival[tier] = self
+            current = current.parent
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._publish()
+        else:
+            self._roll_back()
+        self.published = kind is None
+        self.tree.unpin(self.node, self.tier)
+        if self._settled is not None:
+            self._settled.succeed()
+
+    def _publish(self) -> None:
+        assert self.after is None or self.after.published, "published before the pages in front of it"
+        tree, tier = self.tree, self.tier
+        path: list[Node] = []
+        current: Node = self.node
+        while current.parent is not None and current.end > self.first:
+            path.append(current)
+            current = current.parent
+        pages = self.pages
+        while path:
+            current = path.pop()
+            assert current.arrival[tier] is self
+            assert current.depth + current.resident[tier] == max(self.first, current.depth), current
+            current.arrival[tier] = None
+            count = current.length - current.resident[tier]
+            if tree.named:
+                mine, pages = cut(pages, count)
+                current.pages[tier] = join(current.pages[tier], mine)
+            tree._grow(current, tier, count)
+        assert not pages
+
+    def _roll_back(self) -> None:
+        tier = self.tier
+        current: Node = self.node
+        while current.parent is not None and current.end > self.first:
+            assert current.arrival[tier] is self
+            current.arrival[tier] = None
+            current = current.parent
+        if not self._keeps:
+            self.tree.give(tier, self.pages, self.count)
