@@ -12,8 +12,6 @@ one machine replays on another. The model refuses to look at a device: truth and
 
 from __future__ import annotations
 
-from collections import deque
-
 from hicache.operations import Completion, Copy, Direction, Prefill
 from hicache.options import RestoreOptions
 
@@ -22,84 +20,95 @@ EWMA = 0.2
 MIN_PREFILL_TOKENS = 16
 SAFETY = 1.1  # a restore must beat recomputing by this factor
 GIB = 1 << 30
+UNLEARNED_LIMIT = 4096
 
 
 class Line:
-    """One learned line. `prior_slope` in seconds per unit of size."""
+    """One learned line. `prior_slope` in seconds per unit of size.
 
-    __slots__ = ("_dirty", "_fixed", "_largest", "_slope", "_smallest", "prior_slope", "samples", "seen")
+    Samples are kept as they come and learned when somebody asks. While sizes vary, only the last window
+    counts, so what nobody asked about costs nothing; while they do not, every sample is learned in order.
+    """
+
+    __slots__ = ("_fixed", "_slope", "_unlearned", "_window", "prior_slope", "seen")
 
     def __init__(self, prior_slope: float) -> None:
         self.prior_slope = prior_slope
-        self.samples: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self.seen = 0
         self._fixed = 0.0
         self._slope = prior_slope
-        self._smallest = self._largest = 0.0
-        self._dirty = False
+        self._window: list[tuple[float, float]] = []
+        self._unlearned: list[tuple[float, float]] = []
 
     def observe(self, size: float, seconds: float) -> None:
         """Learn that `size` units took `seconds`."""
-        samples = self.samples
-        dropped = samples[0][0] if len(samples) == WINDOW else None
-        was_dirty = self._dirty
-        if not samples:
-            smallest = largest = size
-        else:
-            smallest = min(self._smallest, size)
-            largest = max(self._largest, size)
-            if dropped is not None and (dropped == smallest or dropped == largest):
-                rest = [s for s, _ in samples]
-                rest[0] = size
-                smallest, largest = min(rest), max(rest)
-        if largest - smallest <= max(1.0, largest * 0.05):
-            if was_dirty:
-                self._fit()
-            self._slope = self.prior_slope
-            residual = max(0.0, seconds - size * self.prior_slope)
-            self._fixed = self._fixed * (1 - EWMA) + residual * EWMA
-        else:
-            self._dirty = True  # fitted when somebody asks: most samples are never asked about
-        samples.append((size, seconds))
-        self._smallest, self._largest = smallest, largest
         self.seen += 1
+        self._unlearned.append((size, seconds))
+        if len(self._unlearned) >= UNLEARNED_LIMIT:
+            self._learn()
 
     def estimate(self, size: float) -> float:
         """Seconds that `size` units are believed to take."""
-        if self._dirty:
-            self._fit()
+        if self._unlearned:
+            self._learn()
         return self._fixed + size * self._slope
 
     @property
     def fixed(self) -> float:
         """Believed seconds that do not depend on the size."""
-        if self._dirty:
-            self._fit()
+        if self._unlearned:
+            self._learn()
         return self._fixed
 
     @property
     def slope(self) -> float:
         """Believed seconds per unit of size."""
-        if self._dirty:
-            self._fit()
+        if self._unlearned:
+            self._learn()
         return self._slope
 
-    def _fit(self) -> None:
-        """Least squares over the window with both terms >= 0."""
-        self._dirty = False
-        count = len(self.samples)
-        mean_size = sum(s for s, _ in self.samples) / count
-        mean_seconds = sum(t for _, t in self.samples) / count
-        covariance = sum((s - mean_size) * (t - mean_seconds) for s, t in self.samples)
-        variance = sum((s - mean_size) ** 2 for s, _ in self.samples)
+    def _learn(self) -> None:
+        """Bring the line up to date with every sample seen.
+
+        The line after a window of varied sizes follows from that window alone. So the work starts at the
+        last sample whose window was varied, and goes on sample by sample from there.
+        """
+        samples = self._window + self._unlearned
+        known = len(self._window)
+        place = len(samples)
+        while place > known and not _varied(samples[max(0, place - WINDOW) : place]):
+            place -= 1
+        if place > known:
+            self._fit(samples[max(0, place - WINDOW) : place])
+        for size, seconds in samples[place:]:
+            self._slope = self.prior_slope
+            residual = max(0.0, seconds - size * self.prior_slope)
+            self._fixed = self._fixed * (1 - EWMA) + residual * EWMA
+        self._window = samples[-WINDOW:]
+        self._unlearned.clear()
+
+    def _fit(self, samples: list[tuple[float, float]]) -> None:
+        """Least squares with both terms >= 0."""
+        count = len(samples)
+        mean_size = sum(s for s, _ in samples) / count
+        mean_seconds = sum(t for _, t in samples) / count
+        covariance = sum((s - mean_size) * (t - mean_seconds) for s, t in samples)
+        variance = sum((s - mean_size) ** 2 for s, _ in samples)
         slope = covariance / variance
         fixed = mean_seconds - slope * mean_size
         if slope < 0:
             fixed, slope = max(0.0, mean_seconds), 0.0
         elif fixed < 0:
             fixed = 0.0
-            slope = sum(s * t for s, t in self.samples) / sum(s * s for s, _ in self.samples)
+            slope = sum(s * t for s, t in samples) / sum(s * s for s, _ in samples)
         self._fixed, self._slope = fixed, slope
+
+
+def _varied(window: list[tuple[float, float]]) -> bool:
+    """Whether the sizes differ by more than 1, and by more than 5 % of the largest."""
+    sizes = [size for size, _ in window]
+    largest = max(sizes)
+    return largest - min(sizes) > max(1.0, largest * 0.05)
 
 
 class CostModel:

@@ -14,7 +14,7 @@ from hicache.cost_model import CostModel
 from hicache.integrity import check_integrity
 from hicache.kernel import Task
 from hicache.metrics import Metrics
-from hicache.node import DEVICE, HOST, STORAGE, TIER_NAMES, Node
+from hicache.node import TIER_NAMES
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.requests import Request
@@ -34,7 +34,7 @@ class Engine:
         self.env = env
         self.options = options
         self.metrics = Metrics()
-        self.tree = HiRadixTree(options, self._evicting)
+        self.tree = HiRadixTree(options)
         self.belief = CostModel(options.restore, options.bytes_per_token)
         self.policy = make_policy(options.restore, options.page_size_tokens, self.belief)
         self.scheduler = Scheduler(
@@ -92,14 +92,6 @@ class Engine:
             "write_backlog_pages": self.transfers.backlog_pages,
             "belief": belief,
         }
-
-    def _evicting(self, tier: int, node: Node, count: int) -> None:
-        self.metrics.evicted_pages[tier] += count
-        if tier == DEVICE:
-            kept = max(node.resident[HOST], node.resident[STORAGE])
-            lost = node.resident[DEVICE] - max(kept, node.resident[DEVICE] - count)
-            if lost > 0:
-                self.metrics.dropped_pages["write_through_unbacked_eviction"] += lost
 
     def _check_now_and_then(self) -> None:
         self._steps_unchecked += 1

@@ -17,7 +17,6 @@ DROP_REASONS = (
     "storage_pressure",  # no room in L3
     "write_backlog",  # too much is waiting to be written to L3
     "transfer_failed",  # the copy failed
-    "write_through_unbacked_eviction",  # evicted from L1 while no other tier held it
 )
 
 
@@ -52,7 +51,7 @@ class DirectionStats:
         self.recurring_ns += done.stamp_ns - done.submitted_ns - done.setup_ns
 
 
-# One row a request; the arrays of `Metrics.rows` under these names are parallel.
+# One row a request.
 ROW_FIELDS = (
     "request",
     "arrival_ns",
@@ -89,7 +88,6 @@ class Metrics:
         self.computed_tokens = 0
         self.cached_tokens = [0, 0, 0]
         self.cached_pages = [0, 0, 0]
-        self.evicted_pages = [0, 0, 0]
         self.dropped_pages = dict.fromkeys(DROP_REASONS, 0)
         self.directions: dict[Direction, DirectionStats] = {d: DirectionStats() for d in DIRECTIONS}
         self.restores = 0
@@ -115,17 +113,20 @@ class Metrics:
         self.max_running = 0
         self.last_token_ns = 0
         self.first_arrival_ns = -1
-        self.rows = {name: array("q") for name in ROW_FIELDS}
+        self.rows = array("q")  # ROW_FIELDS of one request after the other, in the order of their endings
         self.reasons: list[str] = []
         self.sessions: list[str] = []
-        self._append = tuple(self.rows[name].append for name in ROW_FIELDS)
 
-    def row(self, values: tuple[int, ...], reason: str, session: str) -> None:
-        """Add a request's row; `values` in the order of `ROW_FIELDS`."""
-        for append, value in zip(self._append, values, strict=True):
-            append(value)
-        self.reasons.append(reason)
-        self.sessions.append(session)
+    def count_choice(self, reason: str) -> None:
+        """Count what a restore policy said of a request with a hit below L1."""
+        if reason in ("recompute_cheaper", "below_threshold", "never"):
+            self.policy_skips += 1
+        elif reason == "probe":
+            self.policy_probes += 1
+
+    def column(self, name: str) -> array[int]:
+        """One of ROW_FIELDS for all requests that ended, in the order in which they did."""
+        return self.rows[ROW_FIELDS.index(name) :: len(ROW_FIELDS)]
 
     def cached_by_tier(self) -> dict[str, int]:
         """Hit tokens under the tiers' names."""

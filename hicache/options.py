@@ -31,17 +31,20 @@ class CacheOptions:
     # "node": whole leaves until the shortfall is covered. "page": exactly the shortfall, from the leaf's tail.
     eviction_granularity: Literal["node", "page"] = "node"
     write_policy: Literal["write_through", "none"] = "write_through"
+    # When: "finish" writes prompt and output in one operation (until then L1 keeps them pinned anyway);
+    # "prefill" writes the prompt as soon as it is computed, and the output at the end.
+    write_at: Literal["finish", "prefill"] = "finish"
     # Copies in flight in each writing direction; what waits behind them is joined into one operation of at
-    # most `merge_writes_pages` pages (0: never joined).
+    # most `merge_writes_tokens` tokens (0: never joined).
     writes_in_flight: int = 2
-    merge_writes_pages: int = 0
+    merge_writes_tokens: int = 65536
     # A write to L3 is declined while the pages waiting for it exceed this part of L2: a slow disk must not
     # pin all of L2. 1 switches the limit off.
     write_backlog_fraction: float = 0.5
 
     def __post_init__(self) -> None:
         _positive("cache.writes_in_flight", self.writes_in_flight)
-        _not_negative("cache.merge_writes_pages", self.merge_writes_pages)
+        _not_negative("cache.merge_writes_tokens", self.merge_writes_tokens)
         _fraction("cache.write_backlog_fraction", self.write_backlog_fraction)
 
 

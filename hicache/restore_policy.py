@@ -8,17 +8,10 @@ from typing import NamedTuple
 from hicache.cost_model import CostModel
 from hicache.operations import Direction
 from hicache.options import RestoreOptions
+from hicache.tree import Match
 
 FROM_HOST: tuple[Direction, ...] = ("h2d",)
 FROM_STORAGE: tuple[Direction, ...] = ("s2h", "h2d")
-
-
-class Hits(NamedTuple):
-    """Leading pages that each tier holds of a prompt, already cut to what may hit."""
-
-    device: int
-    host: int
-    storage: int
 
 
 class Choice(NamedTuple):
@@ -28,7 +21,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-Policy = Callable[[Hits], Choice]
+Policy = Callable[[Match], Choice]
 
 
 def make_policy(options: RestoreOptions, page_size_tokens: int, belief: CostModel) -> Policy:
@@ -43,7 +36,7 @@ def make_policy(options: RestoreOptions, page_size_tokens: int, belief: CostMode
 
 
 def _threshold(threshold_tokens: int, page_size_tokens: int) -> Policy:
-    def choose(hits: Hits) -> Choice:
+    def choose(hits: Match) -> Choice:
         goal = max(hits.host, hits.storage)
         if (goal - hits.device) * page_size_tokens < threshold_tokens:
             return Choice(hits.device, "below_threshold")
@@ -65,7 +58,7 @@ class CostPolicy:
         self._belief = belief
         self.refusals = 0
 
-    def __call__(self, hits: Hits) -> Choice:
+    def __call__(self, hits: Match) -> Choice:
         best, goal = 0.0, hits.device
         if hits.host > hits.device:
             tokens = (hits.host - hits.device) * self._page

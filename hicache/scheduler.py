@@ -31,7 +31,7 @@ from hicache.operations import Chunk, Completion, Decode, PageRuns, Prefill
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.requests import KeyRuns, Request
-from hicache.restore_policy import Hits, Policy
+from hicache.restore_policy import Policy
 from hicache.running import DecodeBatch, Running
 from hicache.transfers import Transfers
 from hicache.tree import Arrival, HiRadixTree, Match
@@ -66,6 +66,7 @@ class Scheduler:
         self._reserve = options.scheduler.output_reserve_fraction
         self._caps_hits = options.cache.hit_cap == "last_token_computed"
         self._caches_outputs = options.cache.outputs == "cached"
+        self._writes_at_prefill = options.cache.write_at == "prefill"
         self.transfers: Transfers  # set by the engine: the two call each other
         self.on_step: Callable[[], None] | None = None
         self._arriving: deque[Running] = deque()  # queue: new requests, in order
@@ -82,7 +83,8 @@ class Scheduler:
         self._burst_start_ns = 0
         self._aborting: list[Running] = []
         self._closed = False
-        self._short = 0  # L1 pages that the head of the queue lacked room for; 0: it does not wait for room
+        self._short = 0  # L1 pages that the head of the queue needs and did not get; 0: it does not wait for room
+        self._prefill_outputs = 0  # tokens that the requests being prefilled will make
 
     # ------------------------------------------------------------------ from outside
 
@@ -137,7 +139,7 @@ class Scheduler:
 
     def changed(self) -> None:
         """Pages were published or unpinned: it matters to an idle GPU, and to a request that lacked room."""
-        if self._wake is not None or (self._short and self._device.available >= self._short):
+        if self._wake is not None or (self._short and self._has_room(self._short)):
             self.poke()
 
     @property
@@ -159,6 +161,7 @@ class Scheduler:
         self._admit()
         assert self._prefilling, "a request that is alone always fits"
         run = self._prefilling.popleft()
+        self._prefill_outputs = 0
         run.generated = max(request.output_tokens, 1)
         kv_tokens = run.kv_tokens - 1
         if self._caches_outputs:
@@ -200,7 +203,12 @@ class Scheduler:
     # ------------------------------------------------------------------ admission
 
     def _admit(self) -> None:
-        self._short = 0
+        if self._short:
+            # The head of the queue found no room. Look again when there is as much as it needed then, not at
+            # every step: only a prefix published meanwhile could make it need less.
+            if not self._aborting and not self._has_room(self._short):
+                return
+            self._short = 0
         while self._running < self._max_running:
             if self._returned:
                 run = self._returned[0][1]
@@ -222,24 +230,21 @@ class Scheduler:
 
     def _start(self, run: Running) -> bool:
         """Admit `run`, or let it wait for somebody's restore; False if it does not fit now."""
-        tree, request, page = self._tree, run.request, self._page
+        tree, request = self._tree, run.request
         runs = request.prompt_runs
-        if self._caps_hits and request.prompt_pages * page >= request.prompt_tokens:
+        if self._caps_hits and request.prompt_pages * self._page >= request.prompt_tokens:
             runs = without_last_page(runs)
         match = tree.match(runs)
-        hits = Hits(match.device, match.host, match.storage)
-        if match.depth > hits.device and not run.restore_failed:
-            arrival = tree.arriving_at(match.node, DEVICE, hits.device)
+        held, reason = match.device, ""
+        goal = held
+        if match.depth > held and not run.restore_failed:
+            arrival = tree.arriving_at(match.node, DEVICE, held)
             if arrival is not None:
                 self._dequeue(run)
                 Task(self._join(run, arrival))
                 return True
-        goal, reason = hits.device, ""
-        if hits.host > goal or hits.storage > goal:
-            if run.restore_failed:
-                reason = "restore_failed"
-            else:
-                goal, reason = self._policy(hits)
+            if match.host > held or match.storage > held:
+                goal, reason = self._policy(match)
         return self._take_pages(run, match, goal, reason)
 
     def _take_pages(self, run: Running, match: Match, goal: int, reason: str) -> bool:
@@ -249,10 +254,11 @@ class Scheduler:
         node = tree.holder(match.node, held)
         tree.pin(node, DEVICE)
         tokens = run.kv_tokens
-        need = max(0, -(-tokens // page) - held)
-        room = need + self._headroom(run)
-        if room > device.available:
-            self._short = room
+        need = -(-tokens // page) - held
+        if need < 0:
+            need = 0  # a cached page that is partly filled counts in full
+        if not self._has_room(need + 1):
+            self._short = need + 1
             tree.unpin(node, DEVICE)
             return False
         self._dequeue(run)
@@ -261,18 +267,16 @@ class Scheduler:
         assert pages is not None
         run.node, run.held = node, held
         run.private, run.private_pages = need, pages
-        run.past_tokens = min(held * page, tokens)
+        run.past_tokens = past = min(held * page, tokens)
         # Every request computes at least its last token, so that there is a next one.
-        run.todo_tokens = max(1, tokens - run.past_tokens)
+        run.todo_tokens = tokens - past or 1
         self._running += 1
         if run.admitted_ns < 0:
             run.admitted_ns = int(self._env.now)
             run.cached_pages = (held, 0, 0)
             run.reason = reason
-            if reason == "recompute_cheaper" or reason == "below_threshold" or reason == "never":
-                self._metrics.policy_skips += 1
-            elif reason == "probe":
-                self._metrics.policy_probes += 1
+            if reason:
+                self._metrics.count_choice(reason)
         if goal > held:
             run.phase = "restoring"
             self._restoring += 1
@@ -281,14 +285,17 @@ class Scheduler:
             self._to_prefill(run)
         return True
 
-    def _headroom(self, run: Running) -> int:
-        """Pages to leave for outputs still to come; none when nobody else runs, so that admission goes on."""
-        if not self._running:
-            return 0
-        tokens = self._batch.outstanding_tokens() + run.request.output_tokens - run.generated
-        for other in self._prefilling:
-            tokens += other.request.output_tokens - other.generated
-        return int(self._reserve * tokens) // self._page
+    def _has_room(self, pages: int) -> bool:
+        """Whether L1 can give `pages` pages and keep room for the outputs still to come of those who run.
+
+        Nothing is kept when nobody runs, so that admission goes on; `pages` is one more than is needed.
+        """
+        device = self._device
+        available = device.allocator.free + device.evictable - pages + 1
+        if available < 0 or not self._running:
+            return available >= 0
+        tokens = self._batch.outstanding_tokens() + self._prefill_outputs
+        return available >= int(self._reserve * tokens) // self._page
 
     async def _join(self, run: Running, arrival: Arrival) -> None:
         """Wait for a restore that somebody else began, then queue again in the old place."""
@@ -344,6 +351,7 @@ class Scheduler:
     def _to_prefill(self, run: Running) -> None:
         run.phase = "prefilling"
         self._prefilling.append(run)
+        self._prefill_outputs += run.request.output_tokens - run.generated
 
     def _decode_clock_ns(self) -> int:
         """Time spent in decode bursts so far, the present one included."""
@@ -399,6 +407,7 @@ class Scheduler:
     def _computed(self, run: Running) -> None:
         """The prompt is in L1 and the first (or, after a retraction, the next) token is made."""
         kv_tokens = run.kv_tokens
+        self._prefill_outputs -= run.request.output_tokens - run.generated
         run.generated += 1
         if run.first_token_ns < 0:
             run.first_token_ns = int(self._env.now)
@@ -421,6 +430,8 @@ class Scheduler:
             assert run.node is not None
             end = tree.extend(run.node, request.prompt_runs, request.priority)
             self._adopt(run, end)
+            if self._writes_at_prefill and run.node is not None:
+                self.transfers.write_through(run.node)
 
     def _adopt(self, run: Running, end: Node) -> None:
         tree = self._tree
@@ -429,12 +440,10 @@ class Scheduler:
         run.private -= duplicates + adopted
         run.private_pages = pages
         self._metrics.duplicate_pages += duplicates
-        if last.end > run.held or last is run.node:
-            tree.pin(last, DEVICE)
-            tree.unpin(run.node, DEVICE)
+        if last.end > run.held:
+            tree.repin(run.node, last, DEVICE)
             run.node = last
-            run.held = max(run.held, last.end)
-            self.transfers.write_through(last)
+            run.held = last.end
 
     # ------------------------------------------------------------------ decode
 
@@ -518,6 +527,8 @@ class Scheduler:
         """All tokens are made: cache the output (all but its last token), free the rest, write the row."""
         if self._caches_outputs:
             self._insert_output(run, kv_tokens // self._page)
+        if run.node is not None and run.held:
+            self.transfers.write_through(run.node)
         self._release(run)
         run.phase = "finished"
         del self._live[run.request.number]
@@ -557,6 +568,7 @@ class Scheduler:
                 self._close_aborted(run)
             elif run.phase == "prefilling":
                 self._prefilling.remove(run)
+                self._prefill_outputs -= run.request.output_tokens - run.generated
                 self._release(run)
                 self._close_aborted(run)
             elif run.phase == "decoding":
@@ -599,7 +611,7 @@ class Scheduler:
         metrics.last_token_ns = now
         if metrics.first_arrival_ns < 0 or arrival < metrics.first_arrival_ns:
             metrics.first_arrival_ns = arrival
-        metrics.row(
+        metrics.rows.extend(
             (
                 request.number, arrival, prompt, request.output_tokens, *tokens, computed,
                 device, host, storage, request.prompt_pages, request.ideal_pages,
@@ -607,9 +619,10 @@ class Scheduler:
                 first - run.prefill_start_ns if first >= 0 else 0,
                 first - arrival if first >= 0 else -1,
                 now - arrival if finished else -1, run.generated, run.retractions,
-            ),
-            run.reason, request.session,
+            )
         )  # fmt: skip
+        metrics.reasons.append(run.reason)
+        metrics.sessions.append(request.session)
 
 
 def without_last_page(runs: KeyRuns) -> KeyRuns:

@@ -26,7 +26,7 @@ class Tier:
 
     __slots__ = (
         "_bit", "_heap", "_key", "_order", "allocator", "by_page", "capacity", "evictable",
-        "evicted_pages", "index", "named", "offers_on_access", "resident",
+        "evicted_pages", "index", "lost_pages", "named", "offers_on_access", "resident",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +44,7 @@ class Tier:
         self.resident = 0
         self.evictable = 0
         self.evicted_pages = 0
+        self.lost_pages = 0  # evicted while no tier below held anything of their node
         self.by_page = granularity == "page"
         self.offers_on_access = eviction in KEY_CAN_FALL
         self._key = STRATEGIES[eviction]
@@ -91,14 +92,15 @@ class Tier:
 
     def trim(self, node: Node, count: int) -> None:
         """Free the last `count` resident pages of an unpinned node."""
-        assert count <= node.resident[self.index]
-        assert not node.pins[self.index]
-        node.resident[self.index] -= count
+        index = self.index
+        left = node.resident[index] - count
+        assert left >= 0
+        assert not node.pins[index], f"{node} is pinned"
+        node.resident[index] = left
         self.resident -= count
         self.evictable -= count
         self.evicted_pages += count
         freed: PageRuns = ()
         if self.named:
-            kept, freed = cut(node.pages[self.index], node.resident[self.index])
-            node.pages[self.index] = kept
+            node.pages[index], freed = cut(node.pages[index], left)
         self.allocator.give(freed, count)

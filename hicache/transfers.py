@@ -69,8 +69,8 @@ class WriteJob:
 class WriteQueue:
     """One writing direction: at most `in_flight` copies at once, and what waits behind them, in order.
 
-    With `merge_pages` > 0 the jobs that wait together become one operation of at most that many pages; they
-    then succeed or fail together.
+    The jobs that wait together become one operation of at most `merge_writes_tokens` tokens; they then succeed
+    or fail together.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class WriteQueue:
         self._copier = copier
         self._direction: Direction = direction
         self._limit = options.cache.writes_in_flight
-        self._merge_pages = options.cache.merge_writes_pages
+        self._merge_pages = options.cache.merge_writes_tokens // options.page_size_tokens
         self._metrics = metrics
         self._in_flight = 0
         self._waiting: deque[WriteJob] = deque()
@@ -181,13 +181,10 @@ class Transfers:
                 if pages is None:
                     self._metrics.dropped_pages["host_pressure"] += count
                     return
-                with (
-                    Pinned(tree, node, DEVICE),
-                    tree.arriving(node, HOST, first, pages, after),
-                ):
-                    source = self._pages(node, DEVICE, first)
-                    await self._to_host.write(count, source, pages)
-                    await self._follow(after)
+                with Pinned(tree, node, DEVICE), tree.arriving(node, HOST, first, pages, after):
+                    await self._to_host.write(count, self._pages(node, DEVICE, first), pages)
+                    if after is not None:
+                        await self._follow(after)
                 self._on_change()
                 if self._has_storage:
                     await self._store(node)
@@ -226,7 +223,8 @@ class Transfers:
             try:
                 with tree.arriving(node, STORAGE, first, pages, after):
                     await self._to_storage.write(count, self._pages(node, HOST, first), pages)
-                    await self._follow(after)
+                    if after is not None:
+                        await self._follow(after)
             except (TransferError, PredecessorError):
                 dropped["transfer_failed"] += count
             finally:
@@ -243,9 +241,9 @@ class Transfers:
         tree = self._tree
         self.restores_pending += 1
         try:
-            with Pinned(tree, node, HOST):
-                arrival = tree.arriving(node, DEVICE, held, pages)
-                arrival.keep_pages()
+            arrival = tree.arriving(node, DEVICE, held, pages)
+            arrival.keep_pages()
+            with Pinned(tree, node, HOST), Pinned(tree, node, DEVICE):
                 with arrival:
                     first, after = tree.covered(node, HOST)
                     if first < node.end:
@@ -254,7 +252,7 @@ class Transfers:
                         await self._follow(after)
                     source = self._pages(node, HOST, held)
                     await self._copier.copy("h2d", node.end - held, source, pages)
-                tree.pin(node, DEVICE)  # for the caller, before anything else can run
+                tree.pin(node, DEVICE)  # for the caller
         finally:
             self.restores_pending -= 1
         self._on_change()
@@ -267,12 +265,10 @@ class Transfers:
         if pages is None:
             self._metrics.dropped_pages["host_pressure"] += count
             raise TransferError("no room in host memory for the pages read from storage")
-        with (
-            Pinned(tree, node, STORAGE),
-            tree.arriving(node, HOST, first, pages, after),
-        ):
+        with Pinned(tree, node, STORAGE), tree.arriving(node, HOST, first, pages, after):
             await self._copier.copy("s2h", count, self._pages(node, STORAGE, first), pages)
-            await self._follow(after)
+            if after is not None:
+                await self._follow(after)
         self._metrics.promoted_pages += count
         self._on_change()
 
@@ -281,10 +277,8 @@ class Transfers:
         if arrival.published is None:
             await arrival.settled(self._signal)
 
-    async def _follow(self, after: Arrival | None) -> None:
+    async def _follow(self, after: Arrival) -> None:
         """Wait for the pages in front; PredecessorError if they did not come."""
-        if after is None:
-            return
         await self.joined(after)
         if not after.published:
             raise PredecessorError("the pages in front of these did not arrive")

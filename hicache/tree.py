@@ -11,7 +11,7 @@ each node (`hicache.node`) and closed under prefixes along each path:
 Rules:
 
 * a pin on a node holds for its whole path: `pins[t]` counts the users of a node *or of one below it*;
-* an arrival (pages under way into a tier) pins its path in that tier, so that no ancestor leaves before it;
+* an arrival (pages under way into a tier) needs its path pinned in that tier, so that no ancestor leaves first;
 * a node leaves the tree when no tier holds it, nobody pins it and it has no children.
 
 The tree never sees text, time or devices. Every method is atomic: nothing here can suspend.
@@ -43,11 +43,9 @@ class Match(NamedTuple):
 
 
 class HiRadixTree:
-    """The tree and its three tiers. `on_evict(tier, node, count)` is told what leaves, before it leaves."""
+    """The tree and its three tiers."""
 
-    def __init__(
-        self, options: EngineOptions, on_evict: Callable[[int, Node, int], None] | None = None
-    ) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         cache = options.cache
         self.root = Node(-1, 0, None, 0, 0)
         self.tiers = tuple(
@@ -60,7 +58,6 @@ class HiRadixTree:
         self.clock = 0
         self.nodes = 0
         self.splits = 0
-        self.on_evict = on_evict
         self._falling = any(tier.offers_on_access for tier in self.tiers)
 
     # ------------------------------------------------------------------ walking
@@ -243,6 +240,18 @@ class HiRadixTree:
                     self._prune(current)
             current = parent
 
+    def repin(self, old: Node, new: Node, tier: int) -> None:
+        """Move one pin from `old` down to `new`, a node below it (or itself): only what lies between changes."""
+        owner = self.tiers[tier]
+        current = new
+        while current is not old:
+            pins = current.pins
+            if not pins[tier]:
+                owner.evictable -= current.resident[tier]
+            pins[tier] += 1
+            assert current.parent is not None, f"{new} is not below {old}"
+            current = current.parent
+
     # ------------------------------------------------------------------ taking and giving pages
 
     def take(self, tier: int, count: int) -> PageRuns | None:
@@ -270,14 +279,23 @@ class HiRadixTree:
             node = owner.next_victim()
             if node is None:
                 break
-            held = node.resident[tier]
-            part = min(held, count - freed) if owner.by_page else held
-            if self.on_evict is not None:
-                self.on_evict(tier, node, part)
+            resident = node.resident
+            held = part = resident[tier]
+            if owner.by_page and held > count - freed:
+                part = count - freed
             owner.trim(node, part)
             freed += part
+            if not resident[HOST] and not resident[STORAGE]:
+                owner.lost_pages += part  # nobody else has them
             if part == held:
-                self._left(node, tier)
+                parent = node.parent
+                assert parent is not None
+                kids = parent.kids
+                kids[tier] -= 1
+                if not kids[tier] and not parent.pins[tier] and parent.resident[tier]:
+                    owner.offer(parent)
+                if not node.children:
+                    self._prune(node)
         return freed
 
     # ------------------------------------------------------------------ publishing
@@ -329,7 +347,8 @@ class HiRadixTree:
     ) -> Arrival:
         """Pages `first` .. `node.end` of the path ending at `node` are about to arrive in `tier`.
 
-        A context manager around the awaits: published when its body ends, rolled back when it raises.
+        A context manager around the awaits: published when its body ends, rolled back when it raises. The
+        path must stay pinned in `tier` for as long.
         """
         return Arrival(self, node, tier, first, pages, after)
 
@@ -344,21 +363,15 @@ class HiRadixTree:
         if not node.pins[tier]:
             owner.evictable += count
 
-    def _left(self, node: Node, tier: int) -> None:
-        """`tier` holds nothing of `node` any more: its parent may be a leaf of that tier now."""
-        parent = node.parent
-        assert parent is not None
-        parent.kids[tier] -= 1
-        if not parent.kids[tier] and not parent.pins[tier] and parent.resident[tier]:
-            self.tiers[tier].offer(parent)
-        if not node.children:
-            self._prune(node)
-
     def _prune(self, node: Node) -> None:
         """Take `node`, and ancestors that only it kept, out of the tree if nothing is left of them."""
-        while not node.children and not any(node.resident) and not any(node.pins):
+        while not node.children:
+            device, host, storage = node.resident
+            if device or host or storage:
+                return
+            device, host, storage = node.pins
             parent = node.parent
-            if parent is None:
+            if device or host or storage or parent is None:
                 return
             del parent.children[node.start]
             self.nodes -= 1
@@ -471,7 +484,7 @@ class Arrival:
 
     def __enter__(self) -> Arrival:
         tier, node = self.tier, self.node
-        self.tree.pin(node, tier)
+        assert node.pins[tier], "an arrival needs a pinned path"
         current: Node = node
         while current.parent is not None and current.end > self.first:
             assert current.arrival[tier] is None, f"{current} is arriving in tier {tier} already"
@@ -487,7 +500,6 @@ class Arrival:
         else:
             self._roll_back()
         self.published = kind is None
-        self.tree.unpin(self.node, self.tier)
         if self._settled is not None:
             self._settled.succeed()
 
