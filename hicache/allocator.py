@@ -1,7 +1,8 @@
-"""Which pages of a tier are free. Consecutive runs first, because one run is one DMA and one file extent.
+"""Which pages of a tier are free. Consecutive runs first, because one run is one DMA and one file
+extent.
 
-`PageCounter` only counts; `PageAllocator` hands out page numbers as runs `((first, count), ...)`. Both refuse
-to evict: who asks for more than is free has made a mistake.
+`PageCounter` only counts; `PageAllocator` hands out page numbers as runs `((first, count), ...)`.
+Both refuse to evict: who asks for more than is free has made a mistake.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class PageCounter:
 class PageAllocator:
     """Hands out page numbers 0 .. capacity - 1.
 
-    The smallest free run that holds the whole request is cut; when none does, the largest ones are used up
-    first, so that a request is spread over as few runs as can be had.
+    The smallest free run that holds the whole request is cut; when none does, the largest ones are
+    used up first, so that a request is spread over as few runs as can be had.
     """
 
     __slots__ = ("_by_end", "_by_size", "_by_start", "free")
@@ -81,7 +82,9 @@ class PageAllocator:
         return tuple(taken)
 
     def give(self, pages: PageRuns, count: int) -> None:
-        """Take pages back and join them with their free neighbours. A page that is free already is a bug."""
+        """Take pages back and join them with their free neighbours. A page that is free already is
+        a bug.
+        """
         assert count == sum(length for _, length in pages), (count, pages)
         for first, length in pages:
             self._free_run(first, length)
@@ -106,7 +109,9 @@ class PageAllocator:
 
     def _overlaps(self, start: int, size: int) -> bool:
         if len(self._by_start) <= size:
-            return any(first < start + size and start < first + n for first, n in self._by_start.items())
+            return any(
+                first < start + size and start < first + n for first, n in self._by_start.items()
+            )
         return any(page in self._by_start for page in range(start, start + size))
 
     def _add(self, first: int, size: int) -> None:
@@ -120,7 +125,9 @@ class PageAllocator:
 
 
 def cut(pages: PageRuns, count: int) -> tuple[PageRuns, PageRuns]:
-    """The first `count` pages of a list, and the rest. Empty lists stay empty (pages that are only counted)."""
+    """The first `count` pages of a list, and the rest. Empty lists stay empty (pages that are only
+    counted).
+    """
     if not pages:
         return (), ()
     for place, (first, length) in enumerate(pages):
@@ -145,8 +152,8 @@ def join(head: PageRuns, tail: PageRuns) -> PageRuns:
 def extents(source: PageRuns, target: PageRuns) -> int:
     """How many runs are consecutive at the source and at the target at once: one I/O or DMA each.
 
-        source  |----4----|--3--|          3 extents: 2, 2 and 3 pages
-        target  |-2-|----5------|
+    source  |----4----|--3--|          3 extents: 2, 2 and 3 pages
+    target  |-2-|----5------|
     """
     if not source or not target:
         return 1

@@ -1,13 +1,15 @@
-"""What the engine believes transfers and recomputing cost, learned only from completions it has seen.
+"""What the engine believes transfers and recomputing cost, learned only from completions it has
+seen.
 
 Each direction, and prefill, is a line `seconds = fixed + size * slope` over the last 32 samples:
 
-* sizes hardly vary (spread <= max(1, 5 % of the largest)): fixed and slope cannot be told apart, so the
-  slope stays at its prior and `fixed` follows the positive residual (EWMA, 0.2);
+* sizes hardly vary (spread <= max(1, 5 % of the largest)): fixed and slope cannot be told apart, so
+  the slope stays at its prior and `fixed` follows the positive residual (EWMA, 0.2);
 * else least squares with both terms >= 0.
 
-Facts: mini-HiCache's online cost model. All sums are plain sequential Python floats, so that a record made on
-one machine replays on another. The model refuses to look at a device: truth and belief live apart.
+Facts: mini-HiCache's online cost model. All sums are plain sequential Python floats, so that a
+record made on one machine replays on another. The model refuses to look at a device: truth and
+belief live apart.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ UNLEARNED_LIMIT = 4096
 class Line:
     """One learned line. `prior_slope` in seconds per unit of size.
 
-    Samples are kept as they come and learned when somebody asks. While sizes vary, only the last window
-    counts, so what nobody asked about costs nothing; while they do not, every sample is learned in order.
+    Samples are kept as they come and learned when somebody asks. While sizes vary, only the last
+    window counts, so what nobody asked about costs nothing; while they do not, every sample is
+    learned in order.
     """
 
     __slots__ = ("_fixed", "_slope", "_unlearned", "_window", "prior_slope", "seen")
@@ -70,8 +73,8 @@ class Line:
     def _learn(self) -> None:
         """Bring the line up to date with every sample seen.
 
-        The line after a window of varied sizes follows from that window alone. So the work starts at the
-        last sample whose window was varied, and goes on sample by sample from there.
+        The line after a window of varied sizes follows from that window alone. So the work starts
+        at the last sample whose window was varied, and goes on sample by sample from there.
         """
         samples = self._window + self._unlearned
         known = len(self._window)
@@ -124,10 +127,14 @@ class CostModel:
         }  # fmt: skip
 
     def observe(self, completion: Completion) -> None:
-        """Learn from one completion. Prefill of a few tokens says nothing of the slope and is ignored."""
+        """Learn from one completion. Prefill of a few tokens says nothing of the slope and is
+        ignored.
+        """
         operation = completion.operation
         if type(operation) is Copy:
-            self.copies[operation.direction].observe(operation.size_bytes, completion.recurring_ns * 1e-9)
+            self.copies[operation.direction].observe(
+                operation.size_bytes, completion.recurring_ns * 1e-9
+            )
         elif type(operation) is Prefill and operation.tokens >= MIN_PREFILL_TOKENS:
             self.prefill.observe(operation.tokens, completion.recurring_ns * 1e-9)
 
@@ -145,8 +152,8 @@ class CostModel:
     def benefit_seconds(self, tokens: int, directions: tuple[Direction, ...]) -> float:
         """Believed gain of restoring `tokens` tokens beyond the L1 hit instead of computing them.
 
-        benefit = R(n) - 1.1 * sum T(n * bytes_per_token) over the copies it takes: ("h2d",) from L2,
-        ("s2h", "h2d") from L3.
+        benefit = R(n) - 1.1 * sum T(n * bytes_per_token) over the copies it takes: ("h2d",) from
+        L2, ("s2h", "h2d") from L3.
         """
         size_bytes = tokens * self.bytes_per_token
         transfer = 0.0

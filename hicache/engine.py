@@ -1,6 +1,7 @@
 """One engine: tree, belief, policy, transfers and scheduler put together over a machine's lanes.
 
-Several engines can live in one environment, and their lanes may share devices. Nothing here is global.
+Several engines can live in one environment, and their lanes may share devices. Nothing here is
+global.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from hicache.tree import HiRadixTree
 class Engine:
     """Serves requests from a three-tier KV cache on the machine behind `lanes`.
 
-    `serve` starts the processes; the environment's `run` drives them. What happened stands in `metrics`.
+    `serve` starts the processes; the environment's `run` drives them. What happened stands in
+    `metrics`.
     """
 
     def __init__(self, env: Environment, lanes: Lanes, options: EngineOptions) -> None:
@@ -54,7 +56,9 @@ class Engine:
         Task(self.scheduler.arrivals(requests))
 
     def serve_untimed(self, requests: Iterable[Request]) -> None:
-        """Serve `requests` one at a time in their order, as if nothing took time (`sim.InstantLanes`)."""
+        """Serve `requests` one at a time in their order, as if nothing took time
+        (`sim.InstantLanes`).
+        """
         serve = self.scheduler.serve_alone
         for request in requests:
             serve(request)

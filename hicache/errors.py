@@ -4,13 +4,14 @@
     +-- InputError              the user's file, option or size is wrong (exit code 2)
     +-- EngineError
     |   +-- TransferError       one operation failed; the engine falls back and goes on
-    |   +-- PredecessorError    a copy's leading part failed to arrive, so this part cannot be published
+    |   +-- PredecessorError    the pages in front did not arrive, so these cannot be published
     +-- RecordError
         +-- ReplayDivergence    the engine did something else than the record says
         +-- RecordEnded         the record stops before the run does (it was cut off)
 
 A broken invariant is none of these: it is an `assert`, a bug here.
-Exceptions that cross an `await` take positional arguments only: SimPy rebuilds them as `type(e)(*e.args)`.
+Exceptions that cross an `await` take positional arguments only: SimPy rebuilds them as
+`type(e)(*e.args)`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class HiCacheError(Exception):
 
 
 class InputError(HiCacheError):
-    """Something the user gave is wrong. The message names the file, line, key and value, and what is allowed."""
+    """Something the user gave is wrong. The message names the file, line, key and value, and what
+    is allowed.
+    """
 
 
 class EngineError(HiCacheError):
@@ -33,7 +36,9 @@ class TransferError(EngineError):
 
 
 class PredecessorError(EngineError):
-    """The pages before these failed to arrive in the same tier; publishing these would leave a hole."""
+    """The pages before these failed to arrive in the same tier; publishing these would leave a
+    hole.
+    """
 
 
 class RecordError(HiCacheError):
@@ -41,8 +46,12 @@ class RecordError(HiCacheError):
 
 
 class ReplayDivergence(RecordError):
-    """The engine submitted something else than the record holds. Arguments: a message naming the operation."""
+    """The engine submitted something else than the record holds. Arguments: a message naming the
+    operation.
+    """
 
 
 class RecordEnded(RecordError):
-    """The record was cut off: the engine went on to an operation or completion that was never written."""
+    """The record was cut off: the engine went on to an operation or completion that was never
+    written.
+    """

@@ -1,7 +1,8 @@
-"""In which order cached pages leave a tier: each strategy is a key of a node, and the smallest goes first.
+"""In which order cached pages leave a tier: each strategy is a key of a node, and the smallest goes
+first.
 
-Only leaves are candidates, so a strategy never has to know the tree. Facts: the strategies of SGLang's radix
-cache. A strategy refuses to keep state of its own: what it needs stands in the node.
+Only leaves are candidates, so a strategy never has to know the tree. Facts: the strategies of
+SGLang's radix cache. A strategy refuses to keep state of its own: what it needs stands in the node.
 """
 
 from __future__ import annotations
@@ -61,5 +62,6 @@ STRATEGIES: dict[EvictionName, Strategy] = {
     "priority": priority,
 }
 
-# Strategies whose key can fall while a node stays a candidate: an access must then offer the node again.
+# Strategies whose key can fall while a node stays a candidate: an access must then offer the node
+# again.
 KEY_CAN_FALL: frozenset[EvictionName] = frozenset({"mru"})

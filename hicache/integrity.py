@@ -1,15 +1,18 @@
 """Every invariant of the tree and its tiers, written out as assertions over the whole state.
 
-Counters that the tree keeps incrementally are counted again from nothing, so that a forgotten decrement, a
-page published early, freed twice or handed out while it arrives cannot hide.
+Counters that the tree keeps incrementally are counted again from nothing, so that a forgotten
+decrement, a page published early, freed twice or handed out while it arrives cannot hide.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hicache.allocator import PageAllocator
+from hicache.arrival import Arrival
 from hicache.node import DEVICE, TIER_NAMES, TIERS, Node
 from hicache.operations import PageRuns
-from hicache.tree import Arrival, HiRadixTree
+from hicache.tree import HiRadixTree
 
 
 def check_integrity(tree: HiRadixTree) -> None:
@@ -52,7 +55,9 @@ def _check_place(node: Node) -> None:
     assert parent.children.get(node.start) is node, f"{node} is not its parent's child"
     assert node.length > 0, f"{node} is empty"
     assert node.depth == parent.depth + parent.length, f"{node} does not follow its parent"
-    assert parent.last_access >= node.last_access or parent.parent is None, f"{node} is newer than its parent"
+    assert parent.last_access >= node.last_access or parent.parent is None, (
+        f"{node} is newer than its parent"
+    )
     kept = any(node.resident) or any(node.pins) or node.children
     assert kept, f"{node} holds nothing and is still in the tree"
 
@@ -78,10 +83,17 @@ def _check_copy(tree: HiRadixTree, node: Node, tier: int) -> None:
 
 
 def _check_tier(
-    tree: HiRadixTree, tier: int, resident: int, evictable: int, arriving: int, named: list[PageRuns]
+    tree: HiRadixTree,
+    tier: int,
+    resident: int,
+    evictable: int,
+    arriving: int,
+    named: list[PageRuns],
 ) -> None:
     owner, name = tree.tiers[tier], TIER_NAMES[tier]
-    assert owner.resident == resident, f"{name}: {resident} pages resident, {owner.resident} counted"
+    assert owner.resident == resident, (
+        f"{name}: {resident} pages resident, {owner.resident} counted"
+    )
     assert owner.evictable == evictable, f"{name}: {evictable} evictable, {owner.evictable} counted"
     free = owner.allocator.free
     private = owner.capacity - free - resident - arriving
@@ -89,10 +101,8 @@ def _check_tier(
     if tier != DEVICE:
         assert private == 0, f"{name}: {private} pages belong to nobody"
     if isinstance(owner.allocator, PageAllocator):
-        runs = sorted(
-            [run for pages in named for run in pages] + owner.allocator.free_runs()
-        )
-        for (first, length), (following, _) in zip(runs, runs[1:], strict=False):
+        runs = sorted([run for pages in named for run in pages] + owner.allocator.free_runs())
+        for (first, length), (following, _) in pairwise(runs):
             assert first + length <= following, f"{name}: page {following} has two owners"
         counted = sum(length for _, length in owner.allocator.free_runs())
         assert counted == free, f"{name}: {counted} pages free, {free} counted"

@@ -1,17 +1,20 @@
 """Time and completions: the little that the engine needs on top of unmodified SimPy.
 
-The engine is `async def` processes. What they await is a `Pending`: it is created by whoever takes the
-operation, and finished by `post`, the one way in which a completion enters an environment, in every mode:
+The engine is `async def` processes. What they await is a `Pending`: it is created by whoever takes
+the operation, and finished by `post`, the one way in which a completion enters an environment, in
+every mode:
 
     submit ............ the lane creates Pending number n                          (untriggered)
     the device works
     post(finished) .... stamp = max(finished, now + 1); the event joins SimPy's queue (triggered)
     stamp is reached .. waiting processes resume with the Completion or the error     (processed)
 
-Order at one instant: timers first, then inputs from outside, then completions by submission number. This
-module refuses to know what an operation is, who carries it out, and what time it is.
+Order at one instant: timers first, then inputs from outside, then completions by submission number.
+This module refuses to know what an operation is, who carries it out, and what time it is.
 """
 
+# pyright: reportPrivateUsage=false
+# SimPy has no public way to trigger an event with a priority of one's own.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
@@ -41,7 +44,9 @@ class Signal(Event, Generic[T]):
 
 
 class Pending(Signal[T]):
-    """An operation under way. `number` is its place in the order of submissions, `submitted_ns` its time."""
+    """An operation under way. `number` is its place in the order of submissions, `submitted_ns` its
+    time.
+    """
 
     def __init__(self, env: Environment, number: int, submitted_ns: int) -> None:
         self.env = env
@@ -60,15 +65,21 @@ class Sleep(Timeout):
 
 
 def stamp(env: Environment, finished_ns: int) -> int:
-    """The instant at which a completion that finished at `finished_ns` becomes visible to the engine."""
+    """The instant at which a completion that finished at `finished_ns` becomes visible to the
+    engine.
+    """
     soonest = env.now + 1
     return finished_ns if finished_ns > soonest else int(soonest)
 
 
 def post(
-    env: Environment, pending: Pending[Completion], completion: Completion | BaseException, stamp_ns: int
+    env: Environment,
+    pending: Pending[Completion],
+    completion: Completion | BaseException,
+    stamp_ns: int,
 ) -> None:
-    """Let `pending` end at `stamp_ns` with a completion, or with an error that the awaiting process will see.
+    """Let `pending` end at `stamp_ns` with a completion, or with an error that the awaiting process
+    will see.
 
     `stamp_ns` comes from `stamp`, or, in a replay, from the record.
     """
@@ -80,7 +91,9 @@ def post(
 
 
 def completed(env: Environment, number: int, completion: Completion) -> Pending[Completion]:
-    """A `Pending` that is over already: awaiting it does not suspend. For runs in which nothing takes time."""
+    """A `Pending` that is over already: awaiting it does not suspend. For runs in which nothing
+    takes time.
+    """
     pending: Pending[Completion] = Pending(env, number, int(env.now))
     pending._ok = True
     pending._value = completion
@@ -89,10 +102,12 @@ def completed(env: Environment, number: int, completion: Completion) -> Pending[
 
 
 class Task:
-    """A process of the engine: a coroutine that runs at once, up to its first wait, and then from event to event.
+    """A process of the engine: a coroutine that runs at once, up to its first wait, and then from
+    event to event.
 
-    SimPy's own Process starts at a later event; the engine needs the start to be atomic with the decision
-    that led to it (pages looked at are pages pinned). An exception that the coroutine lets out stops the run.
+    SimPy's own Process starts at a later event; the engine needs the start to be atomic with the
+    decision that led to it (pages looked at are pages pinned). An exception that the coroutine lets
+    out stops the run.
     """
 
     __slots__ = ("_coroutine",)
@@ -112,4 +127,4 @@ class Task:
                 target = self._coroutine.throw(cast(BaseException, event._value))
         except StopIteration:
             return
-        target.callbacks.append(self._resume)
+        cast(list[Any], target.callbacks).append(self._resume)

@@ -1,7 +1,7 @@
 """What a run counted: totals by tier and direction, and one row for each request.
 
-Names follow SGLang's counters where the same thing is counted (`summary` code maps them one to one). Only the
-engine writes here; nothing here decides anything.
+Names follow SGLang's counters where the same thing is counted (`summary` code maps them one to
+one). Only the engine writes here; nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ DROP_REASONS = (
 
 
 class DirectionStats:
-    """Totals of one direction. Times in ns: queue = submitted to started, service = started to finished."""
+    """Totals of one direction. Times in ns: queue = submitted to started, service = started to
+    finished.
+    """
 
     __slots__ = (
         "extents", "failed", "operations", "pages", "queue_ns", "recurring_ns", "service_ns",
@@ -77,7 +79,9 @@ ROW_FIELDS = (
 
 
 class Metrics:
-    """Counters of one engine. Token and page counts by tier are lists in the order device, host, storage."""
+    """Counters of one engine. Token and page counts by tier are lists in the order device, host,
+    storage.
+    """
 
     def __init__(self) -> None:
         self.requests = 0
@@ -113,7 +117,9 @@ class Metrics:
         self.max_running = 0
         self.last_token_ns = 0
         self.first_arrival_ns = -1
-        self.rows = array("q")  # ROW_FIELDS of one request after the other, in the order of their endings
+        self.rows = array(
+            "q"
+        )  # ROW_FIELDS of one request after the other, in the order of their endings
         self.reasons: list[str] = []
         self.sessions: list[str] = []
 

@@ -3,11 +3,11 @@
     depth          depth + resident         depth + length
       |<-- published -->|<---- arriving or absent ---->|        in one tier
 
-A tier always holds a *leading* run of a node's pages: eviction trims the tail and needs no split. The state
-of a page of the node in tier t is thus read from three numbers:
+A tier always holds a *leading* run of a node's pages: eviction trims the tail and needs no split.
+The state of a page of the node in tier t is thus read from three numbers:
 
     PUBLISHED   below resident[t]
-    ARRIVING    from there on, while arrival[t] is set (its copy may not be read, moved or handed out)
+    ARRIVING    from there on, while arrival[t] is set (may not be read, moved or handed out)
     ABSENT      from there on, otherwise
 """
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hicache.arrival import Arrival
     from hicache.operations import PageRuns
-    from hicache.tree import Arrival
 
 DEVICE, HOST, STORAGE = 0, 1, 2
 TIERS = (DEVICE, HOST, STORAGE)
@@ -27,8 +27,8 @@ TIER_NAMES = ("device", "host", "storage")
 class Node:
     """`length` pages with keys `start`, `start + 1`, ... after the `depth` pages of its ancestors.
 
-    `last_access` and `created` are ticks of the tree's clock. One access time serves all tiers: a match
-    touches a node's copies in every tier at once.
+    `last_access` and `created` are ticks of the tree's clock. One access time serves all tiers: a
+    match touches a node's copies in every tier at once.
     """
 
     __slots__ = (
@@ -47,7 +47,11 @@ class Node:
         self.priority = 0
         self.children: dict[int, Node] = {}
         self.resident = [0, 0, 0]
-        self.kids = [0, 0, 0]  # children that hold pages, by tier: a leaf of tier t has kids[t] == 0
+        self.kids = [
+            0,
+            0,
+            0,
+        ]  # children that hold pages, by tier: a leaf of tier t has kids[t] == 0
         self.pins = [0, 0, 0]  # users that need this node's pages in a tier to stay; closed upwards
         self.arrival: list[Arrival | None] = [None, None, None]
         self.pages: list[PageRuns] = [(), (), ()]  # physical pages of the resident run, where named

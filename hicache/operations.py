@@ -1,7 +1,8 @@
-"""What the engine asks of a machine, and what the machine answers. Plain records, compared by value.
+"""What the engine asks of a machine, and what the machine answers. Plain records, compared by
+value.
 
-A page list is written as runs `((first page, count), ...)`: short to compare, to record and to read back.
-In modes that count pages without naming them the lists are empty.
+A page list is written as runs `((first page, count), ...)`: short to compare, to record and to read
+back. In modes that count pages without naming them the lists are empty.
 
         S2H            H2D
     L3 -----> L2 -----> L1        storage (L3), host (L2), device (L1)
@@ -24,7 +25,8 @@ class Copy(NamedTuple):
     direction: Direction
     pages: int
     size_bytes: int
-    # Runs that are consecutive at the source and the target at once; 1 where pages are only counted.
+    # Runs that are consecutive at the source and the target at once; 1 where pages are only
+    # counted.
     extents: int
     source: PageRuns = ()
     target: PageRuns = ()
@@ -39,7 +41,9 @@ class Chunk(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """One prefill step. With `decode_batch` > 0 it also advances that many requests by one token each."""
+    """One prefill step. With `decode_batch` > 0 it also advances that many requests by one token
+    each.
+    """
 
     chunks: tuple[Chunk, ...]
     tokens: int
@@ -50,8 +54,9 @@ class Prefill(NamedTuple):
 class Decode(NamedTuple):
     """A burst: up to `max_steps` decode steps of one batch.
 
-    `context_tokens` is the sum of the requests' lengths before the first step; each step adds `batch`.
-    The burst ends early, at a step boundary, when the engine asks its lane to (`Lanes.end_burst`).
+    `context_tokens` is the sum of the requests' lengths before the first step; each step adds
+    `batch`. The burst ends early, at a step boundary, when the engine asks its lane to
+    (`Lanes.end_burst`).
     """
 
     batch: int
@@ -66,9 +71,9 @@ Operation = Copy | Prefill | Decode
 class Completion(NamedTuple):
     """What the machine says of a finished operation. Times in ns on the environment's clock.
 
-    submitted <= started <= finished <= stamp. `setup_ns` is the part of finished - submitted that will not
-    recur (first allocation of a work buffer); the cost model does not learn it. `steps` and `step_ends_ns`
-    belong to `Decode`: how many steps were done and when each ended.
+    submitted <= started <= finished <= stamp. `setup_ns` is the part of finished - submitted that
+    will not recur (first allocation of a work buffer); the cost model does not learn it. `steps`
+    and `step_ends_ns` belong to `Decode`: how many steps were done and when each ended.
     """
 
     number: int

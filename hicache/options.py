@@ -1,4 +1,5 @@
-"""The engine's options: plain frozen records, checked where they are made. A preset is a named set of them.
+"""The engine's options: plain frozen records, checked where they are made. A preset is a named set
+of them.
 
 Nothing here reads a file; `scenario` decodes these records and names the key of a bad value.
 """
@@ -20,26 +21,28 @@ EVICTION_NAMES: tuple[EvictionName, ...] = (
 class CacheOptions:
     """What is cached, where it goes and what leaves first."""
 
-    # "full": only whole pages are cached. "partial": a prompt's last, partly filled page is cached too, and
-    # is hit only by a prompt that names the same content for it.
+    # "full": only whole pages are cached. "partial": a prompt's last, partly filled page is cached
+    # too, and is hit only by a prompt that names the same content for it.
     pages: Literal["full", "partial"] = "full"
-    # "last_token_computed": at most prompt - 1 tokens can hit, as in every server. "none": all of it can.
+    # "last_token_computed": at most prompt - 1 tokens can hit, as in every server. "none": all of
+    # it can.
     hit_cap: Literal["last_token_computed", "none"] = "last_token_computed"
     # Whether a finished request's output (all but its last token) is cached behind its prompt.
     outputs: Literal["cached", "dropped"] = "cached"
     eviction: EvictionName = "lru"
-    # "node": whole leaves until the shortfall is covered. "page": exactly the shortfall, from the leaf's tail.
+    # "node": whole leaves until the shortfall is covered. "page": exactly the shortfall, from the
+    # leaf's tail.
     eviction_granularity: Literal["node", "page"] = "node"
     write_policy: Literal["write_through", "none"] = "write_through"
-    # When: "finish" writes prompt and output in one operation (until then L1 keeps them pinned anyway);
-    # "prefill" writes the prompt as soon as it is computed, and the output at the end.
+    # When: "finish" writes prompt and output in one operation (until then L1 keeps them pinned
+    # anyway); "prefill" writes the prompt as soon as it is computed, and the output at the end.
     write_at: Literal["finish", "prefill"] = "finish"
-    # Copies in flight in each writing direction; what waits behind them is joined into one operation of at
-    # most `merge_writes_tokens` tokens (0: never joined).
+    # Copies in flight in each writing direction; what waits behind them is joined into one
+    # operation of at most `merge_writes_tokens` tokens (0: never joined).
     writes_in_flight: int = 2
     merge_writes_tokens: int = 65536
-    # A write to L3 is declined while the pages waiting for it exceed this part of L2: a slow disk must not
-    # pin all of L2. 1 switches the limit off.
+    # A write to L3 is declined while the pages waiting for it exceed this part of L2: a slow disk
+    # must not pin all of L2. 1 switches the limit off.
     write_backlog_fraction: float = 0.5
 
     def __post_init__(self) -> None:
@@ -52,13 +55,14 @@ class CacheOptions:
 class RestoreOptions:
     """When a hit below L1 is brought back, and what is believed before anything was measured."""
 
-    # "cost": when the cost model expects a gain. "threshold": from `threshold_tokens` on. "always", "never".
+    # "cost": when the cost model expects a gain. "threshold": from `threshold_tokens` on. "always",
+    # "never".
     policy: Literal["cost", "always", "never", "threshold"] = "cost"
     threshold_tokens: int = 256
     # True: restores of queued requests run under decode. False: the engine waits for each restore.
     overlap: bool = True
-    # Every N-th refusal of the cost policy is restored all the same, so that a slow first sample cannot
-    # stop sampling for ever. 0: never.
+    # Every N-th refusal of the cost policy is restored all the same, so that a slow first sample
+    # cannot stop sampling for ever. 0: never.
     probe_every: int = 0
     prior_recompute_us_per_token: float = 50.0
     prior_host_gib_per_s: float = 12.0
@@ -77,12 +81,14 @@ class SchedulerOptions:
     """How requests are batched."""
 
     max_running_requests: int = 256
-    # Tokens of one prefill step; longer prompts are computed in chunks (SGLang's chunked_prefill_size).
+    # Tokens of one prefill step; longer prompts are computed in chunks (SGLang's
+    # chunked_prefill_size).
     chunk_tokens: int = 8192
-    # True: a prefill step also advances the requests that decode. False: prefill goes first, on its own.
+    # True: a prefill step also advances the requests that decode. False: prefill goes first, on its
+    # own.
     mixed_chunk: bool = False
-    # The part of the outputs still to come for which admission keeps room (SGLang's new_token_ratio). Too
-    # little room ends in retractions.
+    # The part of the outputs still to come for which admission keeps room (SGLang's
+    # new_token_ratio). Too little room ends in retractions.
     output_reserve_fraction: float = 0.3
 
     def __post_init__(self) -> None:
@@ -93,7 +99,9 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Everything the engine must know besides the requests. Capacities in pages; 0 switches a tier off."""
+    """Everything the engine must know besides the requests. Capacities in pages; 0 switches a tier
+    off.
+    """
 
     page_size_tokens: int
     bytes_per_token: int
@@ -117,8 +125,8 @@ class EngineOptions:
         _not_negative("check_every_steps", self.check_every_steps)
         if self.storage_pages and not self.host_pages:
             raise InputError(
-                f"storage_pages is {self.storage_pages} but host_pages is 0: pages reach L3 through L2, "
-                "so an L3 needs an L2"
+                f"storage_pages is {self.storage_pages} but host_pages is 0: "
+                "pages reach L3 through L2, so an L3 needs an L2"
             )
 
     @property

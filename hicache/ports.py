@@ -1,8 +1,8 @@
 """The one port between the engine and a machine, simulated, real or recorded.
 
-A lane takes an operation and finishes it with `hicache.kernel.post`, once, when the device is done and not
-before: bandwidth that is shared and bursts that are ended move a finish that was foreseen. Lanes number what
-is submitted, in order, from a counter that all lanes of one environment share.
+A lane takes an operation and finishes it with `hicache.kernel.post`, once, when the device is done
+and not before: bandwidth that is shared and bursts that are ended move a finish that was foreseen.
+Lanes number what is submitted, in order, from a counter that all lanes of one environment share.
 """
 
 from __future__ import annotations
@@ -21,5 +21,7 @@ class Lanes(Protocol):
         ...
 
     def end_burst(self, pending: Pending[Completion]) -> None:
-        """Ask for a `Decode` under way to end at its next step boundary. A burst that is over is left alone."""
+        """Ask for a `Decode` under way to end at its next step boundary. A burst that is over is
+        left alone.
+        """
         ...

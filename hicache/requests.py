@@ -1,8 +1,8 @@
 """What the engine is asked to serve: a prompt as runs of page keys, and how long its answer is.
 
-A page key is an int; equal keys mean the same tokens after the same prefix. A prompt's keys are written as
-runs `((first key, count), ...)` of consecutive keys, because traces number new pages consecutively and
-matching a run is integer arithmetic:
+A page key is an int; equal keys mean the same tokens after the same prefix. A prompt's keys are
+written as runs `((first key, count), ...)` of consecutive keys, because traces number new pages
+consecutively and matching a run is integer arithmetic:
 
     keys   40 41 42 43 | 90 91     prompt of 6 full pages
     runs   (40, 4), (90, 2)
@@ -18,9 +18,10 @@ KeyRuns = Sequence[tuple[int, int]]
 class Request:
     """One request of a trace.
 
-    `prompt_runs` covers `prompt_pages` pages: the full ones, and the last partly filled one where the
-    engine caches partial pages. `ideal_pages` is how many of them an infinite cache would hit when every
-    request before this one, in the order of the trace, is in it (the hit cap not applied).
+    `prompt_runs` covers `prompt_pages` pages: the full ones, and the last partly filled one where
+    the engine caches partial pages. `ideal_pages` is how many of them an infinite cache would hit
+    when every request before this one, in the order of the trace, is in it (the hit cap not
+    applied).
     """
 
     __slots__ = (

@@ -1,4 +1,6 @@
-"""Whether a hit below L1 is worth bringing back. A policy sees the match and the belief, never the devices."""
+"""Whether a hit below L1 is worth bringing back. A policy sees the match and the belief, never the
+devices.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ FROM_STORAGE: tuple[Direction, ...] = ("s2h", "h2d")
 
 
 class Choice(NamedTuple):
-    """Restore up to page `goal` (the L1 hit: nothing), and why, in a word that goes into the result."""
+    """Restore up to page `goal` (the L1 hit: nothing), and why, in a word that goes into the
+    result.
+    """
 
     goal: int
     reason: str
@@ -48,8 +52,8 @@ def _threshold(threshold_tokens: int, page_size_tokens: int) -> Policy:
 class CostPolicy:
     """Restores from the tier with the largest believed gain over recomputing, if any is positive.
 
-    Every `probe_every`-th refusal is restored all the same (0: never), so that one slow sample cannot stop
-    sampling for ever.
+    Every `probe_every`-th refusal is restored all the same (0: never), so that one slow sample
+    cannot stop sampling for ever.
     """
 
     def __init__(self, probe_every: int, page_size_tokens: int, belief: CostModel) -> None:

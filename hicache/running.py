@@ -1,7 +1,7 @@
 """A request while the engine works on it, and the batch of those that decode.
 
-    QUEUED -> RESTORING -> PREFILLING -> DECODING -> FINISHED
-       ^________________________________/  retracted: its own pages go, what the tree holds stays
+QUEUED -> RESTORING -> PREFILLING -> DECODING -> FINISHED
+   ^________________________________/  retracted: its own pages go, what the tree holds stays
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Running:
     """The engine's state of one request. Pages and tokens are counts, times ns."""
 
     __slots__ = (
-        "aborting", "admitted_ns", "cached_pages", "computed_pages", "decode_offset", "enqueued_ns",
-        "finish_step", "first_token_ns", "generated", "held", "node", "order", "past_tokens", "phase",
-        "prefill_start_ns", "private", "private_pages", "reason", "request", "restore_failed",
+        "aborting", "admitted_ns", "cached_pages", "decode_offset", "enqueued_ns",
+        "finish_step", "first_token_ns", "generated", "held", "node", "order", "past_tokens",
+        "phase", "prefill_start_ns", "private", "private_pages", "reason", "request", "restore_failed",
         "restored_ns", "retractions", "todo_tokens",
     )  # fmt: skip
 
@@ -35,7 +35,8 @@ class Running:
         self.restored_ns = 0  # time from admission until the restore ended
         self.prefill_start_ns = -1
         self.first_token_ns = -1
-        self.node: Node | None = None  # pinned in L1; the tree holds `held` pages of the prompt up to it
+        # Pinned in L1; the tree holds `held` pages of the prompt up to it.
+        self.node: Node | None = None
         self.held = 0
         self.private = 0  # L1 pages that only this request uses
         self.private_pages: PageRuns = ()
@@ -44,7 +45,8 @@ class Running:
         self.generated = 0
         self.finish_step = 0
         self.decode_offset = 0  # KV length - decode steps done, constant while decoding
-        self.cached_pages = (0, 0, 0)  # hits by tier, fixed at first admission or when the restore ended
+        # Hits by tier; fixed at the first admission, or when its restore ended.
+        self.cached_pages: tuple[int, int, int] = (0, 0, 0)
         self.reason = ""
         self.restore_failed = False
         self.retractions = 0
@@ -59,9 +61,9 @@ class Running:
 class DecodeBatch:
     """The requests that decode together. All of them advance by one token a step, so sums suffice.
 
-    `steps` counts all decode steps ever done. A request whose KV has `n` tokens at step `s` has the constant
-    offset n - s, and needs ceil((offset + s) / page) pages; the histogram of (offset - 1) mod page gives the
-    pages that k more steps need without looking at each request.
+    `steps` counts all decode steps ever done. A request whose KV has `n` tokens at step `s` has the
+    constant offset n - s, and needs ceil((offset + s) / page) pages; the histogram of (offset - 1)
+    mod page gives the pages that k more steps need without looking at each request.
     """
 
     __slots__ = ("_finish_sum", "_heap", "_offset_sum", "_page", "_residues", "_runs", "steps")
@@ -69,7 +71,9 @@ class DecodeBatch:
     def __init__(self, page_size_tokens: int) -> None:
         self.steps = 0
         self._page = page_size_tokens
-        self._heap: list[tuple[int, int, Running]] = []  # (step at which it is done, order, request)
+        self._heap: list[
+            tuple[int, int, Running]
+        ] = []  # (step at which it is done, order, request)
         self._runs: dict[int, Running] = {}  # in the order in which they joined
         self._offset_sum = 0
         self._finish_sum = 0

@@ -4,13 +4,14 @@ One process makes one GPU step after the other:
 
     admit what fits -> prefill chunks, if any -> else a decode burst, if anyone decodes -> else wait
 
-Restores of admitted requests run beside it, under decode. A decode burst goes on until its first request is
-done; whatever could change the plan sooner (an arrival at the head of the queue, a publication, an abort)
-calls `poke`, which ends the burst at its next step boundary.
+Restores of admitted requests run beside it, under decode. A decode burst goes on until its first
+request is done; whatever could change the plan sooner (an arrival at the head of the queue, a
+publication, an abort) calls `poke`, which ends the burst at its next step boundary.
 
-L1 is shared by cached and running KV. A request takes the pages of its prompt at admission and leaves its
-pages to the tree when its prompt is computed; decode reserves the pages of a burst before it begins and
-gives back what was not needed. When not even one step's pages can be had, the newest request is retracted.
+L1 is shared by cached and running KV. A request takes the pages of its prompt at admission and
+leaves its pages to the tree when its prompt is computed; decode reserves the pages of a burst
+before it begins and gives back what was not needed. When not even one step's pages can be had, the
+newest request is retracted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from heapq import heappop, heappush
 from simpy import Environment
 
 from hicache.allocator import cut, join
+from hicache.arrival import Arrival
 from hicache.cost_model import CostModel
 from hicache.errors import InputError, PredecessorError, TransferError
 from hicache.kernel import Pending, Signal, Sleep, Task
@@ -34,14 +36,16 @@ from hicache.requests import KeyRuns, Request
 from hicache.restore_policy import Policy
 from hicache.running import DecodeBatch, Running
 from hicache.transfers import Transfers
-from hicache.tree import Arrival, HiRadixTree, Match
+from hicache.tree import HiRadixTree, Match
 
 # Keys of pages that no prompt names (outputs): far below all others, never used twice.
 FIRST_PRIVATE_KEY = -(1 << 62)
 
 
 class Scheduler:
-    """Serves requests on one GPU. `on_step` is called before each GPU step (integrity checks, progress)."""
+    """Serves requests on one GPU. `on_step` is called before each GPU step (integrity checks,
+    progress).
+    """
 
     def __init__(
         self,
@@ -70,7 +74,9 @@ class Scheduler:
         self.transfers: Transfers  # set by the engine: the two call each other
         self.on_step: Callable[[], None] | None = None
         self._arriving: deque[Running] = deque()  # queue: new requests, in order
-        self._returned: list[tuple[int, Running]] = []  # queue: retracted or joined ones, older than those
+        self._returned: list[
+            tuple[int, Running]
+        ] = []  # queue: retracted or joined ones, older than those
         self._prefilling: deque[Running] = deque()
         self._batch = DecodeBatch(self._page)
         self._live: dict[int, Running] = {}  # by request number
@@ -83,7 +89,8 @@ class Scheduler:
         self._burst_start_ns = 0
         self._aborting: list[Running] = []
         self._closed = False
-        self._short = 0  # L1 pages that the head of the queue needs and did not get; 0: it does not wait for room
+        # L1 pages that the head of the queue needs and did not get; 0: it does not wait for room.
+        self._short = 0
         self._prefill_outputs = 0  # tokens that the requests being prefilled will make
 
     # ------------------------------------------------------------------ from outside
@@ -104,8 +111,8 @@ class Scheduler:
         pages = -(-(request.prompt_tokens + max(request.output_tokens, 1) - 1) // self._page)
         if pages > self._device.capacity:
             raise InputError(
-                f"request {request.number}: its prompt of {request.prompt_tokens} tokens and output of "
-                f"{request.output_tokens} need {pages} pages of {self._page} tokens, but L1 has "
+                f"request {request.number}: its prompt of {request.prompt_tokens} tokens and output "
+                f"of {request.output_tokens} need {pages} pages of {self._page} tokens, but L1 has "
                 f"{self._device.capacity}: give a larger --l1"
             )
         self._orders += 1
@@ -138,7 +145,9 @@ class Scheduler:
             self._lanes.end_burst(self._burst)
 
     def changed(self) -> None:
-        """Pages were published or unpinned: it matters to an idle GPU, and to a request that lacked room."""
+        """Pages were published or unpinned: it matters to an idle GPU, and to a request that lacked
+        room.
+        """
         if self._wake is not None or (self._short and self._has_room(self._short)):
             self.poke()
 
@@ -153,7 +162,8 @@ class Scheduler:
         return self._running
 
     def serve_alone(self, request: Request) -> None:
-        """Serve one request from beginning to end at once: for lanes on which no operation takes time.
+        """Serve one request from beginning to end at once: for lanes on which no operation takes
+        time.
 
         Prefill and decode are not submitted; only what they leave in the cache is.
         """
@@ -204,8 +214,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         if self._short:
-            # The head of the queue found no room. Look again when there is as much as it needed then, not at
-            # every step: only a prefix published meanwhile could make it need less.
+            # The head of the queue found no room. Look again when there is as much as it needed
+            # then, not at every step: only a prefix published meanwhile could make it need less.
             if not self._aborting and not self._has_room(self._short):
                 return
             self._short = 0
@@ -248,8 +258,10 @@ class Scheduler:
         return self._take_pages(run, match, goal, reason)
 
     def _take_pages(self, run: Running, match: Match, goal: int, reason: str) -> bool:
-        """Pin the L1 hit, take the pages of the rest of the prompt, and begin the restore or the prefill."""
-        tree, device, page = self._tree, self._device, self._page
+        """Pin the L1 hit, take the pages of the rest of the prompt, and begin the restore or the
+        prefill.
+        """
+        tree, page = self._tree, self._page
         held = match.device
         node = tree.holder(match.node, held)
         tree.pin(node, DEVICE)
@@ -286,9 +298,11 @@ class Scheduler:
         return True
 
     def _has_room(self, pages: int) -> bool:
-        """Whether L1 can give `pages` pages and keep room for the outputs still to come of those who run.
+        """Whether L1 can give `pages` pages and keep room for the outputs still to come of those
+        who run.
 
-        Nothing is kept when nobody runs, so that admission goes on; `pages` is one more than is needed.
+        Nothing is kept when nobody runs, so that admission goes on; `pages` is one more than is
+        needed.
         """
         device = self._device
         available = device.allocator.free + device.evictable - pages + 1
@@ -395,7 +409,9 @@ class Scheduler:
             self._computed(run)
 
     def _mixed_batch(self) -> tuple[int, int, PageRuns, int]:
-        """With mixed chunks: the decode batch that rides along, and the pages its one step needs."""
+        """With mixed chunks: the decode batch that rides along, and the pages its one step
+        needs.
+        """
         if not self._options.scheduler.mixed_chunk or not self._batch:
             return 0, 0, (), 0
         need = self._batch.pages_for(1)
@@ -430,7 +446,7 @@ class Scheduler:
             assert run.node is not None
             end = tree.extend(run.node, request.prompt_runs, request.priority)
             self._adopt(run, end)
-            if self._writes_at_prefill and run.node is not None:
+            if self._writes_at_prefill:
                 self.transfers.write_through(run.node)
 
     def _adopt(self, run: Running, end: Node) -> None:
@@ -463,9 +479,7 @@ class Scheduler:
         assert pages is not None
         requests = tuple(run.request.number for run in batch) if tree.named else ()
         self._burst_start_ns = int(self._env.now)
-        self._burst = self._lanes.submit(
-            Decode(len(batch), batch.context_tokens, steps, requests)
-        )
+        self._burst = self._lanes.submit(Decode(len(batch), batch.context_tokens, steps, requests))
         done = await self._burst
         self._burst = None
         metrics = self._metrics
@@ -499,14 +513,20 @@ class Scheduler:
         return pages
 
     def _count_decode_pages(self, run: Running, kv_tokens: int) -> None:
-        """While a request decodes its pages are counted by the batch; now they are its own again."""
+        """While a request decodes its pages are counted by the batch; now they are its own
+        again.
+        """
         run.private = -(-kv_tokens // self._page) - run.held
 
     def _retract(self) -> bool:
-        """Take the newest decoding request's pages away; False if waiting for transfers may help instead."""
+        """Take the newest decoding request's pages away; False if waiting for transfers may help
+        instead.
+        """
         batch = self._batch
         if len(batch) == 1:
-            assert self.transfers.writes_pending or self.transfers.restores_pending or self._restoring
+            assert (
+                self.transfers.writes_pending or self.transfers.restores_pending or self._restoring
+            )
             return False
         run = batch.newest()
         kv_tokens = batch.kv_tokens(run)
@@ -524,10 +544,13 @@ class Scheduler:
     # ------------------------------------------------------------------ endings
 
     def _finish(self, run: Running, kv_tokens: int) -> None:
-        """All tokens are made: cache the output (all but its last token), free the rest, write the row."""
+        """All tokens are made: cache the output (all but its last token), free the rest, write the
+        row.
+        """
         if self._caches_outputs:
             self._insert_output(run, kv_tokens // self._page)
-        if run.node is not None and run.held:
+        if run.held:
+            assert run.node is not None
             self.transfers.write_through(run.node)
         self._release(run)
         run.phase = "finished"
@@ -557,7 +580,9 @@ class Scheduler:
         self._running -= 1
 
     def _drop_aborted(self) -> None:
-        """Let go of aborted requests that no transfer or step is using; the others see the flag themselves."""
+        """Let go of aborted requests that no transfer or step is using; the others see the flag
+        themselves.
+        """
         aborting, self._aborting = self._aborting, []
         for run in aborting:
             if run.phase == "queued":

@@ -3,10 +3,11 @@
     capacity = free + resident + in transfer or private          (pages)
     resident = evictable + pinned
 
-A page is evictable when no pin needs it; since pins are closed upwards, evicting leaves first reaches every
-evictable page, so `free + evictable` is what an allocation can count on. The candidates stand in a lazy heap:
-an entry may be out of date, and is put right when it comes to the top. This module refuses to know how pages
-move; `hicache.tree` tells it what became resident or pinned.
+A page is evictable when no pin needs it; since pins are closed upwards, evicting leaves first
+reaches every evictable page, so `free + evictable` is what an allocation can count on. The
+candidates stand in a lazy heap: an entry may be out of date, and is put right when it comes to the
+top. This module refuses to know how pages move; `hicache.tree` tells it what became resident or
+pinned.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Tier:
             heappush(self._heap, (self._key(node), self._order, node))
 
     def offer_again(self, node: Node) -> None:
-        """The same after an access under a strategy whose keys can fall: the old entry goes stale."""
+        """The same after an access under a strategy whose keys can fall: the old entry goes
+        stale.
+        """
         node.offered &= ~self._bit
         self.offer(node)
 
@@ -82,7 +85,9 @@ class Tier:
             if current == key:
                 return node
             if self.offers_on_access and current < key:
-                heappop(heap)  # the newer entry, offered at the access, stands further up or is gone
+                heappop(
+                    heap
+                )  # the newer entry, offered at the access, stands further up or is gone
                 if not node.offered & self._bit:
                     self.offer(node)
                 continue

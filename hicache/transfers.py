@@ -1,10 +1,12 @@
-"""How pages move between tiers: write-through and restore, each straight-line code around its awaits.
+"""How pages move between tiers: write-through and restore, each straight-line code around its
+awaits.
 
     write path     L1 -> D2H -> L1+L2 -> H2S -> L1+L2+L3
     restore path   L3 -> S2H -> publish in L2 -> H2D -> publish in L1
 
-A transfer under way is never abandoned. Published pages belong to the tree, whatever fails later; a failure
-frees only what was private to it. This module decides nothing about *whether* to restore, and knows no time.
+A transfer under way is never abandoned. Published pages belong to the tree, whatever fails later; a
+failure frees only what was private to it. This module decides nothing about *whether* to restore,
+and knows no time.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from simpy import Environment
 
 from hicache.allocator import extents, join
+from hicache.arrival import Arrival, Pinned
 from hicache.cost_model import CostModel
 from hicache.errors import PredecessorError, TransferError
 from hicache.kernel import Signal, Task
@@ -23,7 +26,7 @@ from hicache.node import DEVICE, HOST, STORAGE, Node
 from hicache.operations import Copy, Direction, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
-from hicache.tree import Arrival, HiRadixTree, Pinned
+from hicache.tree import HiRadixTree
 
 
 class Copier:
@@ -67,14 +70,20 @@ class WriteJob:
 
 
 class WriteQueue:
-    """One writing direction: at most `in_flight` copies at once, and what waits behind them, in order.
+    """One writing direction: at most `in_flight` copies at once, and what waits behind them, in
+    order.
 
-    The jobs that wait together become one operation of at most `merge_writes_tokens` tokens; they then succeed
-    or fail together.
+    The jobs that wait together become one operation of at most `merge_writes_tokens` tokens; they
+    then succeed or fail together.
     """
 
     def __init__(
-        self, env: Environment, copier: Copier, direction: Direction, options: EngineOptions, metrics: Metrics
+        self,
+        env: Environment,
+        copier: Copier,
+        direction: Direction,
+        options: EngineOptions,
+        metrics: Metrics,
     ) -> None:
         self._env = env
         self._copier = copier
@@ -86,7 +95,9 @@ class WriteQueue:
         self._waiting: deque[WriteJob] = deque()
 
     async def write(self, pages: int, source: PageRuns, target: PageRuns) -> None:
-        """Copy `pages` pages when it is their turn; raises TransferError if the device could not."""
+        """Copy `pages` pages when it is their turn; raises TransferError if the device could
+        not.
+        """
         if self._in_flight >= self._limit:
             job = WriteJob(pages, source, target, Signal(self._env))
             self._waiting.append(job)
@@ -129,7 +140,9 @@ class WriteQueue:
 
 
 class Transfers:
-    """The procedures that move pages. `on_change` is called when pages were published or unpinned."""
+    """The procedures that move pages. `on_change` is called when pages were published or
+    unpinned.
+    """
 
     def __init__(
         self,
@@ -161,13 +174,17 @@ class Transfers:
     # ------------------------------------------------------------------ write-through
 
     def write_through(self, node: Node) -> None:
-        """Begin to write what L2 (or else L3) lacks of the L1-resident path ending at `node`. Never waits."""
+        """Begin to write what L2 (or else L3) lacks of the L1-resident path ending at `node`. Never
+        waits.
+        """
         if not self._writes_through or not self._has_host or node.parent is None:
             return
         first, after = self._tree.covered(node, HOST)
         if first < node.end:
             Task(self._back_up(node, first, after))
-        elif self._has_storage and after is None and self._tree.covered(node, STORAGE)[0] < node.end:
+        elif (
+            self._has_storage and after is None and self._tree.covered(node, STORAGE)[0] < node.end
+        ):
             Task(self._store_again(node))
 
     async def _back_up(self, node: Node, first: int, after: Arrival | None) -> None:
@@ -181,7 +198,7 @@ class Transfers:
                 if pages is None:
                     self._metrics.dropped_pages["host_pressure"] += count
                     return
-                with Pinned(tree, node, DEVICE), tree.arriving(node, HOST, first, pages, after):
+                with Pinned(tree, node, DEVICE), Arrival(tree, node, HOST, first, pages, after):
                     await self._to_host.write(count, self._pages(node, DEVICE, first), pages)
                     if after is not None:
                         await self._follow(after)
@@ -205,7 +222,9 @@ class Transfers:
             self._on_change()
 
     async def _store(self, node: Node) -> None:
-        """L2 -> L3 for what L3 lacks of the path ending at `node`, whose host pages the caller has pinned."""
+        """L2 -> L3 for what L3 lacks of the path ending at `node`, whose host pages the caller has
+        pinned.
+        """
         tree, dropped = self._tree, self._metrics.dropped_pages
         first, after = tree.covered(node, STORAGE)
         count = node.end - first
@@ -221,7 +240,7 @@ class Transfers:
                 return
             self.backlog_pages += count
             try:
-                with tree.arriving(node, STORAGE, first, pages, after):
+                with Arrival(tree, node, STORAGE, first, pages, after):
                     await self._to_storage.write(count, self._pages(node, HOST, first), pages)
                     if after is not None:
                         await self._follow(after)
@@ -235,13 +254,13 @@ class Transfers:
     async def restore(self, node: Node, held: int, pages: PageRuns) -> None:
         """Bring pages `held` .. `node.end` of the path ending at `node` into the L1 pages given.
 
-        The source is L2, after L3 has been read into it where L2 lacks the path's tail. Raises TransferError
-        or PredecessorError; the L1 pages are then the caller's still.
+        The source is L2, after L3 has been read into it where L2 lacks the path's tail. Raises
+        TransferError or PredecessorError; the L1 pages are then the caller's still.
         """
         tree = self._tree
         self.restores_pending += 1
         try:
-            arrival = tree.arriving(node, DEVICE, held, pages)
+            arrival = Arrival(tree, node, DEVICE, held, pages)
             arrival.keep_pages()
             with Pinned(tree, node, HOST), Pinned(tree, node, DEVICE):
                 with arrival:
@@ -258,14 +277,16 @@ class Transfers:
         self._on_change()
 
     async def _promote(self, node: Node, first: int, after: Arrival | None) -> None:
-        """L3 -> L2 for pages `first` .. `node.end`; they are the tree's as soon as they have arrived."""
+        """L3 -> L2 for pages `first` .. `node.end`; they are the tree's as soon as they have
+        arrived.
+        """
         tree = self._tree
         count = node.end - first
         pages = tree.take(HOST, count)
         if pages is None:
             self._metrics.dropped_pages["host_pressure"] += count
             raise TransferError("no room in host memory for the pages read from storage")
-        with Pinned(tree, node, STORAGE), tree.arriving(node, HOST, first, pages, after):
+        with Pinned(tree, node, STORAGE), Arrival(tree, node, HOST, first, pages, after):
             await self._copier.copy("s2h", count, self._pages(node, STORAGE, first), pages)
             if after is not None:
                 await self._follow(after)
@@ -287,7 +308,9 @@ class Transfers:
         return Signal(self._env)
 
     def _pages(self, node: Node, tier: int, first: int) -> PageRuns:
-        """Physical pages `first` .. `node.end` of a path in `tier`; empty where pages are only counted."""
+        """Physical pages `first` .. `node.end` of a path in `tier`; empty where pages are only
+        counted.
+        """
         if not self._tree.named:
             return ()
         return self._tree.pages_from(node, tier, first)

@@ -1,8 +1,9 @@
-"""HiRadixTree: one path-compressed prefix tree over page keys, with three tiers of residency on its nodes.
+"""HiRadixTree: one path-compressed prefix tree over page keys, with three tiers of residency on its
+nodes.
 
-One walk gives the leading hit of each tier. A match that ends inside a node splits it; the old object stays
-the lower half, so pins, children and transfers that hold on to it stay valid. Residency is a leading run in
-each node (`hicache.node`) and closed under prefixes along each path:
+One walk gives the leading hit of each tier. A match that ends inside a node splits it; the old
+object stays the lower half, so pins, children and transfers that hold on to it stay valid.
+Residency is a leading run in each node (`hicache.node`) and closed under prefixes along each path:
 
     root --[0, 4)-- a --[4, 9)-- b --[9, 12)-- c
     device  1111         11111        110            leading hit 11: c's tail was trimmed
@@ -10,8 +11,10 @@ each node (`hicache.node`) and closed under prefixes along each path:
 
 Rules:
 
-* a pin on a node holds for its whole path: `pins[t]` counts the users of a node *or of one below it*;
-* an arrival (pages under way into a tier) needs its path pinned in that tier, so that no ancestor leaves first;
+* a pin on a node holds for its whole path: `pins[t]` counts the users of a node *or of one below
+  it*;
+* an arrival (pages under way into a tier) needs its path pinned in that tier, so that no ancestor
+  leaves first;
 * a node leaves the tree when no tier holds it, nobody pins it and it has no children.
 
 The tree never sees text, time or devices. Every method is atomic: nothing here can suspend.
@@ -19,21 +22,23 @@ The tree never sees text, time or devices. Every method is atomic: nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.allocator import cut, join
-from hicache.kernel import Signal
 from hicache.node import DEVICE, HOST, STORAGE, TIERS, Node
 from hicache.operations import PageRuns
 from hicache.options import EngineOptions
 from hicache.requests import KeyRuns
 from hicache.tier import Tier
 
+if TYPE_CHECKING:
+    from hicache.arrival import Arrival
+
 
 class Match(NamedTuple):
-    """Where a walk ended: `node` ends at page `depth`; each tier holds that many leading pages of the path."""
+    """Where a walk ended: `node` ends at page `depth`; each tier holds that many leading pages of
+    the path.
+    """
 
     node: Node
     depth: int
@@ -105,9 +110,11 @@ class HiRadixTree:
         return Match(node, depth, device, host, storage)
 
     def extend(self, node: Node, runs: KeyRuns, priority: int = 0) -> Node:
-        """Walk on from `node`, which ends inside `runs`, and add what is missing; returns the path's end.
+        """Walk on from `node`, which ends inside `runs`, and add what is missing; returns the
+        path's end.
 
-        Counts a hit on each node of the path, touches it, and creates at most one node for each run.
+        Counts a hit on each node of the path, touches it, and creates at most one node for each
+        run.
         """
         self.clock = now = self.clock + 1
         ancestor: Node | None = node
@@ -144,13 +151,17 @@ class HiRadixTree:
         return node
 
     def holder(self, node: Node, depth: int) -> Node:
-        """The node on the path ending at `node` that holds page `depth - 1` (the root for `depth` 0)."""
+        """The node on the path ending at `node` that holds page `depth - 1` (the root for `depth`
+        0).
+        """
         while node.depth >= depth and node.parent is not None:
             node = node.parent
         return node
 
     def cut_at(self, node: Node, depth: int) -> Node:
-        """The node on the path ending at `node` that ends at page `depth`, split off if there is none yet."""
+        """The node on the path ending at `node` that ends at page `depth`, split off if there is
+        none yet.
+        """
         holder = self.holder(node, depth)
         if holder.depth + holder.length > depth:
             return self._split(holder, depth - holder.depth)
@@ -171,7 +182,9 @@ class HiRadixTree:
         return child
 
     def arriving_at(self, node: Node, tier: int, depth: int) -> Arrival | None:
-        """The arrival that brings page `depth` of the path ending at `node` into `tier`, if one does."""
+        """The arrival that brings page `depth` of the path ending at `node` into `tier`, if one
+        does.
+        """
         holder = self.holder(node, depth + 1)
         arrival = holder.arrival[tier]
         if arrival is not None and holder.depth + holder.resident[tier] <= depth:
@@ -179,10 +192,11 @@ class HiRadixTree:
         return None
 
     def covered(self, node: Node, tier: int) -> tuple[int, Arrival | None]:
-        """Up to where `tier` holds or is about to hold the path ending at `node`, and the arrival that says so.
+        """Up to where `tier` holds or is about to hold the path ending at `node`, and the arrival
+        that says so.
 
-        The first page that is neither PUBLISHED nor ARRIVING; the arrival is None if the page before it is
-        published.
+        The first page that is neither PUBLISHED nor ARRIVING; the arrival is None if the page
+        before it is published.
         """
         current = node
         while current.parent is not None:
@@ -195,7 +209,9 @@ class HiRadixTree:
         return 0, None
 
     def pages_from(self, node: Node, tier: int, first: int) -> PageRuns:
-        """Physical pages of page `first` to the end of the path ending at `node`, all published in `tier`."""
+        """Physical pages of page `first` to the end of the path ending at `node`, all published in
+        `tier`.
+        """
         parts: list[PageRuns] = []
         current = node
         while current.parent is not None and current.end > first:
@@ -241,7 +257,9 @@ class HiRadixTree:
             current = parent
 
     def repin(self, old: Node, new: Node, tier: int) -> None:
-        """Move one pin from `old` down to `new`, a node below it (or itself): only what lies between changes."""
+        """Move one pin from `old` down to `new`, a node below it (or itself): only what lies
+        between changes.
+        """
         owner = self.tiers[tier]
         current = new
         while current is not old:
@@ -255,7 +273,8 @@ class HiRadixTree:
     # ------------------------------------------------------------------ taking and giving pages
 
     def take(self, tier: int, count: int) -> PageRuns | None:
-        """`count` free pages of `tier`, evicting as the strategy says; None if that many cannot be had.
+        """`count` free pages of `tier`, evicting as the strategy says; None if that many cannot be
+        had.
 
         Nothing is evicted in vain: what cannot be reached is not begun.
         """
@@ -272,7 +291,9 @@ class HiRadixTree:
         self.tiers[tier].allocator.give(pages, count)
 
     def evict(self, tier: int, count: int) -> int:
-        """Free `count` pages of `tier`, leaves first; returns how many were freed (node by node: maybe more)."""
+        """Free `count` pages of `tier`, leaves first; returns how many were freed (node by node:
+        maybe more).
+        """
         owner = self.tiers[tier]
         freed = 0
         while freed < count:
@@ -301,11 +322,12 @@ class HiRadixTree:
     # ------------------------------------------------------------------ publishing
 
     def adopt(self, node: Node, held: int, pages: PageRuns) -> tuple[Node, int, PageRuns, int]:
-        """Make private L1 pages the tree's: `pages` are those of the path ending at `node` from page `held` on.
+        """Make private L1 pages the tree's: `pages` are those of the path ending at `node` from
+        page `held` on.
 
-        Pages that L1 holds by now are duplicates and are freed. Adoption stops before a page that is arriving
-        in L1: that one belongs to its transfer. Returns (last node that L1 now holds in full, duplicates,
-        pages left to the caller, pages adopted).
+        Pages that L1 holds by now are duplicates and are freed. Adoption stops before a page that
+        is arriving in L1: that one belongs to its transfer. Returns (last node that L1 now holds in
+        full, duplicates, pages left to the caller, pages adopted).
 
             path   |--- held ---|--- adopted ---|-dup-|--- adopted ---|   all of it published
         """
@@ -333,7 +355,7 @@ class HiRadixTree:
                 if self.named:
                     first, pages = cut(pages, new)
                     current.pages[DEVICE] = join(current.pages[DEVICE], first)
-                self._grow(current, DEVICE, new)
+                self.grow(current, DEVICE, new)
                 if not current.pins[DEVICE] and not current.kids[DEVICE]:
                     owner.offer(current)
                 adopted += new
@@ -342,17 +364,7 @@ class HiRadixTree:
             self._prune(node)
         return last, duplicates, pages, adopted
 
-    def arriving(
-        self, node: Node, tier: int, first: int, pages: PageRuns, after: Arrival | None = None
-    ) -> Arrival:
-        """Pages `first` .. `node.end` of the path ending at `node` are about to arrive in `tier`.
-
-        A context manager around the awaits: published when its body ends, rolled back when it raises. The
-        path must stay pinned in `tier` for as long.
-        """
-        return Arrival(self, node, tier, first, pages, after)
-
-    def _grow(self, node: Node, tier: int, count: int) -> None:
+    def grow(self, node: Node, tier: int, count: int) -> None:
         """`count` more pages of `node` are published in `tier`."""
         owner = self.tiers[tier]
         if not node.resident[tier]:
@@ -364,7 +376,9 @@ class HiRadixTree:
             owner.evictable += count
 
     def _prune(self, node: Node) -> None:
-        """Take `node`, and ancestors that only it kept, out of the tree if nothing is left of them."""
+        """Take `node`, and ancestors that only it kept, out of the tree if nothing is left of
+        them.
+        """
         while not node.children:
             device, host, storage = node.resident
             if device or host or storage:
@@ -378,7 +392,9 @@ class HiRadixTree:
             node = parent
 
     def _split(self, lower: Node, count: int) -> Node:
-        """Cut `lower` after `count` pages; returns the new upper half. Every tier is split, also under way."""
+        """Cut `lower` after `count` pages; returns the new upper half. Every tier is split, also
+        under way.
+        """
         parent = lower.parent
         assert parent is not None
         assert 0 < count < lower.length
@@ -413,123 +429,13 @@ class HiRadixTree:
         return upper
 
     def _offer_accessed(self, node: Node) -> None:
-        """Under a strategy whose keys fall with an access, offer the candidates of a touched path again."""
-        current: Node | None = node
-        while current is not None and current.parent is not None:
+        """Under a strategy whose keys fall with an access, offer the candidates of a touched path
+        again.
+        """
+        current = node
+        while current.parent is not None:
             for tier in self.tiers:
                 index = tier.index
-                if (
-                    current.resident[index]
-                    and not current.kids[index]
-                    and not current.pins[index]
-                ):
+                if current.resident[index] and not current.kids[index] and not current.pins[index]:
                     tier.offer_again(current)
             current = current.parent
-
-
-class Pinned:
-    """`with Pinned(tree, node, tier):` the path ending at `node` stays in `tier` for as long."""
-
-    __slots__ = ("_node", "_tier", "_tree")
-
-    def __init__(self, tree: HiRadixTree, node: Node, tier: int) -> None:
-        self._tree, self._node, self._tier = tree, node, tier
-
-    def __enter__(self) -> None:
-        self._tree.pin(self._node, self._tier)
-
-    def __exit__(self, *_: object) -> None:
-        self._tree.unpin(self._node, self._tier)
-
-
-class Arrival:
-    """Pages on their way into a tier: ARRIVING while the `with` body runs, then PUBLISHED, or ABSENT again.
-
-    `after` is the arrival that brings the page before `first`; `predecessor` must be awaited before the body
-    ends, since publishing pages behind a hole is forbidden. `settled` fires when it is decided either way.
-    `pages` is the caller's until the body ends well; after a failure they have been freed, unless the caller
-    took them back with `keep_pages`.
-    """
-
-    __slots__ = ("_keeps", "_settled", "after", "first", "node", "pages", "published", "tier", "tree")
-
-    def __init__(
-        self, tree: HiRadixTree, node: Node, tier: int, first: int, pages: PageRuns, after: Arrival | None
-    ) -> None:
-        self.tree = tree
-        self.node = node
-        self.tier = tier
-        self.first = first
-        self.pages = pages
-        self.after = after
-        self.published: bool | None = None  # None while under way
-        self._settled: Signal[None] | None = None
-        self._keeps = False
-
-    @property
-    def count(self) -> int:
-        """How many pages arrive."""
-        return self.node.end - self.first
-
-    def settled(self, make: Callable[[], Signal[None]]) -> Signal[None]:
-        """The signal that fires when this arrival is over; `make` builds one in the right environment."""
-        assert self.published is None
-        if self._settled is None:
-            self._settled = make()
-        return self._settled
-
-    def keep_pages(self) -> None:
-        """If the arrival fails, leave its pages to the caller instead of freeing them."""
-        self._keeps = True
-
-    def __enter__(self) -> Arrival:
-        tier, node = self.tier, self.node
-        assert node.pins[tier], "an arrival needs a pinned path"
-        current: Node = node
-        while current.parent is not None and current.end > self.first:
-            assert current.arrival[tier] is None, f"{current} is arriving in tier {tier} already"
-            current.arrival[tier] = self
-            current = current.parent
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._publish()
-        else:
-            self._roll_back()
-        self.published = kind is None
-        if self._settled is not None:
-            self._settled.succeed()
-
-    def _publish(self) -> None:
-        assert self.after is None or self.after.published, "published before the pages in front of it"
-        tree, tier = self.tree, self.tier
-        path: list[Node] = []
-        current: Node = self.node
-        while current.parent is not None and current.end > self.first:
-            path.append(current)
-            current = current.parent
-        pages = self.pages
-        while path:
-            current = path.pop()
-            assert current.arrival[tier] is self
-            assert current.depth + current.resident[tier] == max(self.first, current.depth), current
-            current.arrival[tier] = None
-            count = current.length - current.resident[tier]
-            if tree.named:
-                mine, pages = cut(pages, count)
-                current.pages[tier] = join(current.pages[tier], mine)
-            tree._grow(current, tier, count)
-        assert not pages
-
-    def _roll_back(self) -> None:
-        tier = self.tier
-        current: Node = self.node
-        while current.parent is not None and current.end > self.first:
-            assert current.arrival[tier] is self
-            current.arrival[tier] = None
-            current = current.parent
-        if not self._keeps:
-            self.tree.give(tier, self.pages, self.count)
