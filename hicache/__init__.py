@@ -5,3 +5,5 @@ and metrics. It talks to the outside through one port (`hicache.ports.Lanes`) an
 standard library, numpy and simpy only: no clock, no random module state, no thread, no device
 library.
 """
+
+__version__ = "0.1.0"

@@ -23,6 +23,7 @@ from hicache.restore_policy import make_policy
 from hicache.scheduler import Scheduler
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
+from hicache.untimed import UntimedServer
 
 
 class Engine:
@@ -59,9 +60,7 @@ class Engine:
         """Serve `requests` one at a time in their order, as if nothing took time
         (`sim.InstantLanes`).
         """
-        serve = self.scheduler.serve_alone
-        for request in requests:
-            serve(request)
+        UntimedServer(self.tree, self.transfers, self.metrics, self.options).serve(requests)
 
     def abort(self, number: int) -> bool:
         """Give a request up, in whatever phase it is; False if it is not known (any more)."""

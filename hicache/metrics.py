@@ -10,6 +10,7 @@ from array import array
 
 from hicache.node import TIER_NAMES
 from hicache.operations import DIRECTIONS, Completion, Copy, Direction
+from hicache.requests import Request
 
 # Why pages that were computed or held did not go, or stay, where they could have been hit again.
 DROP_REASONS = (
@@ -129,6 +130,50 @@ class Metrics:
             self.policy_skips += 1
         elif reason == "probe":
             self.policy_probes += 1
+
+    def finish_row(
+        self,
+        request: Request,
+        page_size_tokens: int,
+        pages: tuple[int, int, int],
+        rest: tuple[int, int, int, int, int, int, int],
+        reason: str,
+    ) -> None:
+        """Add a request's row and its hits to the totals.
+
+        `pages`: hit pages by tier. `rest`: the last seven of ROW_FIELDS. Hit tokens are those of
+        the hit pages, the last page counted as far as the prompt fills it.
+        """
+        device, host, storage = pages
+        prompt = request.prompt_tokens
+        device_tokens = device * page_size_tokens
+        to_host = device_tokens + host * page_size_tokens
+        to_storage = to_host + storage * page_size_tokens
+        if to_storage > prompt:
+            to_storage = prompt
+            to_host = min(to_host, prompt)
+            device_tokens = min(device_tokens, prompt)
+        host_tokens = to_host - device_tokens
+        storage_tokens = to_storage - to_host
+        self.prompt_tokens += prompt
+        self.prompt_pages += request.prompt_pages
+        self.computed_tokens += prompt - to_storage
+        tokens_total, pages_total = self.cached_tokens, self.cached_pages
+        tokens_total[0] += device_tokens
+        tokens_total[1] += host_tokens
+        tokens_total[2] += storage_tokens
+        pages_total[0] += device
+        pages_total[1] += host
+        pages_total[2] += storage
+        self.rows.extend(
+            (
+                request.number, request.arrival_ns, prompt, request.output_tokens,
+                device_tokens, host_tokens, storage_tokens, prompt - to_storage,
+                device, host, storage, request.prompt_pages, request.ideal_pages, *rest,
+            )
+        )  # fmt: skip
+        self.reasons.append(reason)
+        self.sessions.append(request.session)
 
     def column(self, name: str) -> array[int]:
         """One of ROW_FIELDS for all requests that ended, in the order in which they did."""

@@ -53,3 +53,11 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.number}, {self.prompt_tokens}+{self.output_tokens} tokens)"
+
+
+def without_last_page(runs: KeyRuns) -> KeyRuns:
+    """A prompt's key runs without its last page."""
+    if not runs:
+        return runs
+    start, count = runs[-1]
+    return [*runs[:-1], (start, count - 1)] if count > 1 else runs[:-1]

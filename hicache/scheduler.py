@@ -32,7 +32,7 @@ from hicache.node import DEVICE, Node
 from hicache.operations import Chunk, Completion, Decode, PageRuns, Prefill
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
-from hicache.requests import KeyRuns, Request
+from hicache.requests import Request, without_last_page
 from hicache.restore_policy import Policy
 from hicache.running import DecodeBatch, Running
 from hicache.transfers import Transfers
@@ -160,28 +160,6 @@ class Scheduler:
     def running(self) -> int:
         """Requests admitted and not done."""
         return self._running
-
-    def serve_alone(self, request: Request) -> None:
-        """Serve one request from beginning to end at once: for lanes on which no operation takes
-        time.
-
-        Prefill and decode are not submitted; only what they leave in the cache is.
-        """
-        self.enqueue(request)
-        self._admit()
-        assert self._prefilling, "a request that is alone always fits"
-        run = self._prefilling.popleft()
-        self._prefill_outputs = 0
-        run.generated = max(request.output_tokens, 1)
-        kv_tokens = run.kv_tokens - 1
-        if self._caches_outputs:
-            more = -(-kv_tokens // self._page) - run.held - run.private
-            pages = self._tree.take(DEVICE, more) if more > 0 else ()
-            assert pages is not None
-            run.private += max(more, 0)
-            run.private_pages = join(run.private_pages, pages)
-        self._insert(run)
-        self._finish(run, kv_tokens)
 
     # ------------------------------------------------------------------ the loop
 
@@ -331,7 +309,7 @@ class Scheduler:
         metrics, tree, env = self._metrics, self._tree, self._env
         held, goal = run.held, end.end
         began_ns, under_decode_ns = int(env.now), self._decode_clock_ns()
-        mine, rest = cut(run.private_pages, goal - held) if tree.named else ((), ())
+        mine, rest = tree.cut_pages(run.private_pages, goal - held)
         assert run.node is not None
         try:
             await self.transfers.restore(end, held, mine)
@@ -612,47 +590,25 @@ class Scheduler:
         self._write_row(run)
 
     def _write_row(self, run: Running) -> None:
-        request, metrics, page = run.request, self._metrics, self._page
-        now = int(self._env.now)
-        device, host, storage = run.cached_pages
-        prompt = request.prompt_tokens
-        to_device = min(device * page, prompt)
-        to_host = min((device + host) * page, prompt)
-        to_storage = min((device + host + storage) * page, prompt)
-        tokens = (to_device, to_host - to_device, to_storage - to_host)
-        computed = prompt - to_storage
+        metrics, now = self._metrics, int(self._env.now)
+        arrival, admitted, first = run.enqueued_ns, run.admitted_ns, run.first_token_ns
         metrics.requests += 1
-        metrics.prompt_tokens += prompt
-        metrics.prompt_pages += request.prompt_pages
         metrics.output_tokens += run.generated
-        metrics.computed_tokens += computed
-        for tier in (0, 1, 2):
-            metrics.cached_tokens[tier] += tokens[tier]
-            metrics.cached_pages[tier] += run.cached_pages[tier]
-        finished = run.phase == "finished"
-        first = run.first_token_ns
-        arrival = run.enqueued_ns
-        admitted = run.admitted_ns
         metrics.last_token_ns = now
         if metrics.first_arrival_ns < 0 or arrival < metrics.first_arrival_ns:
             metrics.first_arrival_ns = arrival
-        metrics.rows.extend(
+        metrics.finish_row(
+            run.request,
+            self._page,
+            run.cached_pages,
             (
-                request.number, arrival, prompt, request.output_tokens, *tokens, computed,
-                device, host, storage, request.prompt_pages, request.ideal_pages,
-                admitted - arrival if admitted >= 0 else now - arrival, run.restored_ns,
+                (admitted if admitted >= 0 else now) - arrival,
+                run.restored_ns,
                 first - run.prefill_start_ns if first >= 0 else 0,
                 first - arrival if first >= 0 else -1,
-                now - arrival if finished else -1, run.generated, run.retractions,
-            )
-        )  # fmt: skip
-        metrics.reasons.append(run.reason)
-        metrics.sessions.append(request.session)
-
-
-def without_last_page(runs: KeyRuns) -> KeyRuns:
-    """A prompt's key runs without its last page."""
-    if not runs:
-        return runs
-    start, count = runs[-1]
-    return [*runs[:-1], (start, count - 1)] if count > 1 else runs[:-1]
+                now - arrival if run.phase == "finished" else -1,
+                run.generated,
+                run.retractions,
+            ),
+            run.reason,
+        )

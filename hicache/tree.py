@@ -319,6 +319,12 @@ class HiRadixTree:
                     self._prune(node)
         return freed
 
+    def cut_pages(self, pages: PageRuns, count: int) -> tuple[PageRuns, PageRuns]:
+        """The first `count` pages of a list, and the rest; nothing to do where pages are only
+        counted.
+        """
+        return cut(pages, count) if self.named else ((), ())
+
     # ------------------------------------------------------------------ publishing
 
     def adopt(self, node: Node, held: int, pages: PageRuns) -> tuple[Node, int, PageRuns, int]:

@@ -1,1 +1,1 @@
-"""Reads, checks and generates request traces. Knows nothing of caches, devices or time other than stamps."""
+"""Reads, checks and generates request traces. Knows no cache, no device, no time but stamps."""

@@ -1,0 +1,155 @@
+"""The `hicache` command: one Typer application, thin; what it calls is imported where it is needed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from hicache import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="What a hierarchical KV cache (GPU, host memory, storage) will do for your LLM traffic.",
+)
+
+_SIZES = (
+    "40GiB, 40GB, 8000000tokens, 6000pages, 2x (times L1) or 0 (none)"
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"hicache {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Predict hit rates, TTFT and throughput of a hierarchical KV cache from a request trace."""
+
+
+@app.command()
+def replay(
+    trace: Annotated[
+        str | None,
+        typer.Argument(
+            help="Request trace: Mooncake JSONL, plain, .gz or .zst; '-' reads standard input."
+        ),
+    ] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="Scenario file (TOML); options given here override it.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model, as Qwen3-8B, or a Hugging Face config.json. [Qwen3-8B]"),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Machine: a known name or a profile's file. [nvidia-h200]")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Rules of the cache: mini-hicache or block-lru.")
+    ] = None,
+    page_size: Annotated[
+        int | None, typer.Option(help="Tokens of a page; divides the trace's block size. [64]")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of one hash id of the trace. [512]")
+    ] = None,
+    l1: Annotated[
+        str | None, typer.Option(help=f"GPU tier: {_SIZES}. [what the weights leave free]")
+    ] = None,
+    l2: Annotated[str | None, typer.Option(help=f"Host memory tier: {_SIZES}. [2x]")] = None,
+    l3: Annotated[str | None, typer.Option(help=f"Storage tier: {_SIZES}. [0]")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Restore policy: cost, always, never or threshold. [cost]")
+    ] = None,
+    speed: Annotated[
+        float | None, typer.Option(help="Arrival times are divided by it: 0.5 is half rate. [1]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of whatever is random. [0]")] = None,
+    untimed: Annotated[
+        bool,
+        typer.Option(
+            "--untimed", help="No operation takes time; requests one at a time in file order."
+        ),
+    ] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of docs/scenario.md; repeatable."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Result folder. [results/TRACE-DIGEST]")
+    ] = None,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Also write timeline.json for ui.perfetto.dev.")
+    ] = False,
+    save_record: Annotated[
+        bool, typer.Option("--save-record", help="Also keep the record of all completions.")
+    ] = False,
+    record: Annotated[
+        str | None,
+        typer.Option(help="Result folder whose record is replayed, decision for decision."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+) -> None:
+    """Replay a request trace and predict hit rates by tier, TTFT, TPOT and throughput.
+
+    Example: hicache replay trace.jsonl --model Qwen3-8B --profile nvidia-h200 --l2 2x --l3 10x
+    """
+    from scenario.load import parse_assignments
+    from sim.run_command import run_replay
+
+    overrides: dict[str, object] = parse_assignments(assignments or [])
+    given: dict[str, Any] = {
+        "trace.path": trace,
+        "model.name": model,
+        "machine.profile": profile,
+        "preset": preset,
+        "tiers.page_size_tokens": page_size,
+        "trace.block_tokens": block_size,
+        "tiers.l1": l1,
+        "tiers.l2": l2,
+        "tiers.l3": l3,
+        "restore.policy": policy,
+        "trace.speed": speed,
+        "seed": seed,
+        "mode": "untimed" if untimed else None,
+    }
+    overrides |= {key: value for key, value in given.items() if value is not None}
+    code = run_replay(
+        scenario,
+        overrides,
+        out=out,
+        timeline=timeline,
+        save_record=save_record,
+        record_of=record,
+        show=not quiet,
+    )
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Run the command line; errors of the user's are one line and exit code 2."""
+    from hicache.errors import HiCacheError
+
+    try:
+        app()
+    except HiCacheError as error:
+        print(f"hicache: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""A scenario: all that a run depends on besides the trace's content. One frozen record a table.
+
+The tables `[cache]`, `[restore]` and `[scheduler]` are the engine's own options
+(`hicache.options`), field for field. Reading files is in `scenario.load`, turning sizes into pages
+in `scenario.resolve`.
+
+    preset, mode, seed
+    [trace]      what is replayed, and how fast
+    [model]      whose KV cache it is
+    [machine]    what it runs on
+    [tiers]      page size and the sizes of L1, L2, L3
+    [cache]      what is cached, what leaves first           hicache.options.CacheOptions
+    [restore]    when a lower tier is read                   hicache.options.RestoreOptions
+    [scheduler]  how requests are batched                    hicache.options.SchedulerOptions
+    [engine]     how the engine keeps its books
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+
+from hicache.errors import InputError
+from hicache.options import CacheOptions, RestoreOptions, SchedulerOptions
+from scenario.presets import DEFAULT_PRESET
+from scenario.sizes import AUTO, TWICE, ZERO, Size
+
+Mode = Literal["timed", "untimed"]
+TransferMode = Literal["staged", "kernel", "dma"]
+KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
+
+
+class TraceOptions(msgspec.Struct, frozen=True):
+    """Which requests, and how fast they come."""
+
+    # Absolute once loaded; "" while no trace was named.
+    path: str = ""
+    # Tokens of one hash id, for trace formats that do not say.
+    block_tokens: int = 512
+    # Arrival times are divided by it: 2.0 replays twice as fast.
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        _above_zero("trace.block_tokens", self.block_tokens)
+        _above_zero("trace.speed", self.speed)
+
+
+class ModelOptions(msgspec.Struct, frozen=True):
+    """Whose KV cache it is."""
+
+    # A name of `scenario.geometry.model_names()` or the path of a Hugging Face config.json or its
+    # folder.
+    name: str = "Qwen3-8B"
+    # Of the KV cache. "auto": the model's own.
+    kv_dtype: KvDtype = "auto"
+
+
+class MachineOptions(msgspec.Struct, frozen=True):
+    """What it runs on."""
+
+    # The name of a profile or the path of a profile's JSON file.
+    profile: str = "nvidia-h200"
+    # How pages move between L1 and L2. "staged": gathered on the GPU, one DMA. "kernel": GPU
+    # threads read and write pinned memory. "dma": one memory copy for each run of pages.
+    transfer_mode: TransferMode = "staged"
+    # The part of GPU memory for weights and L1 (SGLang's mem_fraction_static). The rest is for
+    # activations.
+    memory_fraction: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_fraction <= 1:
+            raise InputError(
+                f"machine.memory_fraction is {self.memory_fraction}: "
+                "it must lie above 0 and be at most 1"
+            )
+
+
+class TierOptions(msgspec.Struct, frozen=True):
+    """Tokens of a page, and how much each tier holds."""
+
+    page_size_tokens: int = 64
+    # AUTO: what the GPU has left after the weights.
+    l1: Size = AUTO
+    # A multiple refers to L1. 0 switches the tier off.
+    l2: Size = TWICE
+    l3: Size = ZERO
+
+    def __post_init__(self) -> None:
+        _above_zero("tiers.page_size_tokens", self.page_size_tokens)
+        if self.l1.unit == "x":
+            raise InputError(f"tiers.l1 is {self.l1}: a multiple of L1 cannot say how large L1 is")
+        if self.l1.is_zero:
+            raise InputError("tiers.l1 is 0: attention reads L1, so there must be one")
+        for key, size in (("tiers.l2", self.l2), ("tiers.l3", self.l3)):
+            if size.unit == "auto":
+                raise InputError(f'{key} is auto: only L1 has an "auto"; write 2x, 40GiB or 0')
+        if self.l2.is_zero and not self.l3.is_zero:
+            raise InputError(
+                f"tiers.l3 is {self.l3} but tiers.l2 is 0: "
+                "pages reach L3 through L2, so an L3 needs an L2"
+            )
+
+
+class BookOptions(msgspec.Struct, frozen=True):
+    """How the engine keeps its books. Changes no result; for debugging and for real pools."""
+
+    # "named": allocators hand out page numbers, as real pools need. "counted": they only count.
+    page_ids: Literal["counted", "named"] = "counted"
+    # `check_integrity` after every N-th scheduler step; 0: never.
+    check_every_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.check_every_steps < 0:
+            raise InputError(
+                f"engine.check_every_steps is {self.check_every_steps}: it must not be negative"
+            )
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """A whole scenario, every value present. Equal scenarios give equal runs of equal traces."""
+
+    preset: str = DEFAULT_PRESET
+    # "timed": as on the machine. "untimed": no operation takes time, requests one at a time in file
+    # order.
+    mode: Mode = "timed"
+    seed: int = 0
+    trace: TraceOptions = msgspec.field(default_factory=TraceOptions)
+    model: ModelOptions = msgspec.field(default_factory=ModelOptions)
+    machine: MachineOptions = msgspec.field(default_factory=MachineOptions)
+    tiers: TierOptions = msgspec.field(default_factory=TierOptions)
+    cache: CacheOptions = msgspec.field(default_factory=CacheOptions)
+    restore: RestoreOptions = msgspec.field(default_factory=RestoreOptions)
+    scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
+    engine: BookOptions = msgspec.field(default_factory=BookOptions)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed}: it must not be negative")
+
+
+# The record of each table of the file, in the file's order.
+TABLES: dict[str, type] = {
+    "trace": TraceOptions,
+    "model": ModelOptions,
+    "machine": MachineOptions,
+    "tiers": TierOptions,
+    "cache": CacheOptions,
+    "restore": RestoreOptions,
+    "scheduler": SchedulerOptions,
+    "engine": BookOptions,
+}
+
+
+def value_types() -> dict[str, Any]:
+    """The type of each dotted key, in the file's order."""
+    types = {key: hint for key, hint in get_type_hints(Scenario).items() if key not in TABLES}
+    for table, record in TABLES.items():
+        types.update({f"{table}.{name}": hint for name, hint in get_type_hints(record).items()})
+    return types
+
+
+def values(scenario: Scenario) -> Iterator[tuple[str, object]]:
+    """Each dotted key with its value, in the file's order: the keys without a table first."""
+    for name in field_names(Scenario):
+        if name not in TABLES:
+            yield name, getattr(scenario, name)
+    for table, record in TABLES.items():
+        part = getattr(scenario, table)
+        for name in field_names(record):
+            yield f"{table}.{name}", getattr(part, name)
+
+
+def field_names(record: type) -> tuple[str, ...]:
+    """The fields of one of our records or of the engine's options, in order."""
+    if issubclass(record, msgspec.Struct):
+        return record.__struct_fields__
+    return tuple(record.__dataclass_fields__)
+
+
+def dump_toml(scenario: Scenario) -> str:
+    """The scenario as a TOML text: every value, no comments, always in the same order.
+
+    `load_scenario` reads it back as an equal scenario from any folder, because its paths are
+    absolute.
+    """
+    return toml_text(scenario, ("", *TABLES))
+
+
+def toml_text(scenario: Scenario, tables: Sequence[str]) -> str:
+    """The named tables of the scenario as a TOML text; "" stands for the keys without a table."""
+    blocks: dict[str, list[str]] = {table: [f"[{table}]"] if table else [] for table in tables}
+    for key, value in values(scenario):
+        table, _, name = key.rpartition(".")
+        if table in blocks:
+            blocks[table].append(f"{name} = {_toml_value(value)}")
+    return "\n\n".join("\n".join(lines) for lines in blocks.values()) + "\n"
+
+
+def digest(scenario: Scenario) -> str:
+    """The SHA-256 of `dump_toml(scenario)`, 64 hexadecimal digits: tells scenarios apart."""
+    import hashlib
+
+    return hashlib.sha256(dump_toml(scenario).encode()).hexdigest()
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return '"' + "".join(_ESCAPES.get(char) or _escaped(char) for char in str(value)) + '"'
+
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def _escaped(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) < 0x20 or ord(char) == 0x7F else char
+
+
+def _above_zero(key: str, value: float) -> None:
+    if not value > 0:
+        raise InputError(f"{key} is {value}: it must be greater than 0")

@@ -1,0 +1,217 @@
+"""From scenario, machine and model to the engine's options: sizes become pages, doubts warnings.
+
+A size that cannot be is an InputError with the numbers; one that can be but surprises (host memory
+that the machine does not have, an option that changes nothing here) is a warning that goes into the
+result.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from hicache.errors import InputError
+from hicache.options import EngineOptions
+from scenario.geometry import ModelGeometry
+from scenario.presets import preset_options
+from scenario.records import TABLES, Scenario, TierOptions, field_names
+from scenario.sizes import Size, bytes_text
+
+
+class Quantity(Protocol):
+    """A number of a profile."""
+
+    @property
+    def value(self) -> int: ...
+
+
+class ProfileMemory(Protocol):
+    """What a profile says of a machine's memory, in bytes; None where it does not say."""
+
+    @property
+    def device_bytes(self) -> Quantity | None: ...
+    @property
+    def host_bytes(self) -> Quantity | None: ...
+    @property
+    def storage_bytes(self) -> Quantity | None: ...
+
+
+class MachineMemory(Protocol):
+    """The part of a machine profile that sizes depend on."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory(self) -> ProfileMemory: ...
+
+
+class Resolved(NamedTuple):
+    """What the engine runs with, and what the user should know about it: one sentence each."""
+
+    options: EngineOptions
+    warnings: tuple[str, ...]
+
+
+def resolve(scenario: Scenario, profile: MachineMemory | None, geometry: ModelGeometry) -> Resolved:
+    """The engine's options for `scenario` with `geometry`'s model on `profile`'s machine.
+
+    `geometry` is the model as loaded; the scenario's `model.kv_dtype` is applied here. `profile`
+    None: sizes are not compared with a machine, and L1 must be given. L1 "auto" is
+    `memory_fraction` of the GPU's memory less the weights, in whole pages. Raises InputError when
+    the model leaves no room for L1, when a size is less than a page, and for an L3 without an L2.
+    """
+    geometry = geometry.with_kv_dtype(scenario.model.kv_dtype)
+    tiers = scenario.tiers
+    page_tokens = tiers.page_size_tokens
+    page_bytes = page_tokens * geometry.kv_bytes_per_token
+    if tiers.l1.unit == "auto":
+        l1 = _room_for_l1(scenario, profile, geometry, page_bytes)
+    else:
+        l1 = tiers.l1.pages("tiers.l1", page_tokens, page_bytes)
+    options = EngineOptions(
+        page_size_tokens=page_tokens,
+        bytes_per_token=geometry.kv_bytes_per_token,
+        device_pages=l1,
+        host_pages=tiers.l2.pages("tiers.l2", page_tokens, page_bytes, l1),
+        storage_pages=tiers.l3.pages("tiers.l3", page_tokens, page_bytes, l1),
+        cache=scenario.cache,
+        restore=scenario.restore,
+        scheduler=scenario.scheduler,
+        page_ids=scenario.engine.page_ids,
+        check_every_steps=scenario.engine.check_every_steps,
+    )
+    warnings = [*idle_options(scenario)]
+    if profile is not None:
+        warnings += _beyond_machine(scenario, profile, geometry, options)
+    return Resolved(options, tuple(warnings))
+
+
+def pinned_sizes(scenario: Scenario, options: EngineOptions) -> Scenario:
+    """The scenario with every tier in pages, as in `options`: no longer a matter of the machine."""
+    pages = {"l1": options.device_pages, "l2": options.host_pages, "l3": options.storage_pages}
+    sizes = {name: Size(count, "pages") for name, count in pages.items()}
+    return msgspec.structs.replace(scenario, tiers=TierOptions(options.page_size_tokens, **sizes))
+
+
+def idle_options(scenario: Scenario) -> list[str]:
+    """One warning for each option that was set, going by its preset, but cannot change anything."""
+    idle = _idle_keys(scenario)
+    if not idle:
+        return []
+    usual = _preset_values(scenario.preset)
+    warnings: list[str] = []
+    for key, reason in idle.items():
+        table, _, name = key.rpartition(".")
+        value = getattr(getattr(scenario, table), name)
+        # A tier that is not switched off counts as set, also where it has its usual size.
+        is_set = not value.is_zero if isinstance(value, Size) else value != usual[key]
+        if is_set:
+            warnings.append(f"{key} is {_shown(value)} but has no effect: {reason}")
+    return warnings
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _idle_keys(scenario: Scenario) -> dict[str, str]:
+    """The keys that change nothing in this scenario, and why."""
+    idle: dict[str, str] = {}
+    restore = scenario.restore
+    if scenario.mode == "untimed":
+        untimed = "mode is untimed, so no operation takes time and requests run one at a time"
+        idle |= dict.fromkeys(
+            (
+                "trace.speed",
+                "machine.transfer_mode",
+                "restore.overlap",
+                "scheduler.max_running_requests",
+                "scheduler.mixed_chunk",
+                "scheduler.output_reserve_fraction",
+            ),
+            untimed,
+        )
+    if restore.policy != "threshold":
+        idle["restore.threshold_tokens"] = f"restore.policy is {restore.policy}"
+    if restore.policy != "cost":
+        reason = f"restore.policy is {restore.policy}, so nothing is estimated"
+        priors = [name for name in field_names(type(restore)) if name.startswith("prior_")]
+        for name in ("probe_every", *priors):
+            idle[f"restore.{name}"] = reason
+    writes = [f"cache.{name}" for name in field_names(type(scenario.cache)) if "write" in name]
+    if scenario.cache.write_policy == "none":
+        reason = "cache.write_policy is none"
+        idle |= dict.fromkeys(writes, reason)
+        del idle["cache.write_policy"]
+        for tier in ("tiers.l2", "tiers.l3"):
+            idle[tier] = f"{reason}, so nothing is ever written below L1"
+    if scenario.tiers.l3.is_zero:
+        for key in ("cache.write_backlog_fraction", "restore.prior_storage_gib_per_s"):
+            idle.setdefault(key, "tiers.l3 is 0")
+    if scenario.tiers.l2.is_zero:
+        for key in (*writes, *(f"restore.{name}" for name in field_names(type(restore)))):
+            idle.setdefault(key, "tiers.l2 is 0, so there is no tier below L1")
+    return idle
+
+
+def _preset_values(preset: str) -> dict[str, object]:
+    usual: dict[str, object] = {}
+    for table, record in TABLES.items():
+        defaults = record()
+        usual |= {f"{table}.{name}": getattr(defaults, name) for name in field_names(record)}
+    return usual | preset_options(preset)
+
+
+def _room_for_l1(
+    scenario: Scenario, profile: MachineMemory | None, geometry: ModelGeometry, page_bytes: int
+) -> int:
+    if profile is None or profile.memory.device_bytes is None:
+        who = (
+            f"profile {profile.name} does not say how much memory its GPU has"
+            if profile
+            else "no profile"
+        )
+        raise InputError(f"tiers.l1 is auto: {who}; give L1 a size, as in --l1 40GiB")
+    device_bytes, fraction = profile.memory.device_bytes.value, scenario.machine.memory_fraction
+    room_bytes = _usable_bytes(device_bytes, fraction) - geometry.weight_bytes
+    if room_bytes < page_bytes:
+        raise InputError(
+            f"tiers.l1 is auto: {geometry.name} does not fit on {profile.name}: "
+            f"{fraction:g} of {bytes_text(device_bytes)} GPU memory is "
+            f"{bytes_text(_usable_bytes(device_bytes, fraction))}, its weights are "
+            f"{bytes_text(geometry.weight_bytes)} and one page is {bytes_text(page_bytes)}; "
+            "to see what a larger or sharded GPU would do, give L1 a size, as in --l1 40GiB"
+        )
+    return room_bytes // page_bytes
+
+
+def _usable_bytes(device_bytes: int, fraction: float) -> int:
+    return int(device_bytes * fraction)
+
+
+def _beyond_machine(
+    scenario: Scenario, profile: MachineMemory, geometry: ModelGeometry, options: EngineOptions
+) -> list[str]:
+    warnings: list[str] = []
+    memory, page_bytes = profile.memory, options.page_bytes
+    if memory.device_bytes is not None:
+        usable = _usable_bytes(memory.device_bytes.value, scenario.machine.memory_fraction)
+        room_bytes = max(0, usable - geometry.weight_bytes)
+        l1_bytes = options.device_pages * page_bytes
+        if l1_bytes > room_bytes:
+            warnings.append(
+                f"tiers.l1 is {scenario.tiers.l1}: {bytes_text(l1_bytes)}, but the GPU of "
+                f"{profile.name} has {bytes_text(room_bytes)} left after the weights of "
+                f"{geometry.name}"
+            )
+    for key, size, pages, has, what in (
+        ("tiers.l2", scenario.tiers.l2, options.host_pages, memory.host_bytes, "host memory"),
+        ("tiers.l3", scenario.tiers.l3, options.storage_pages, memory.storage_bytes, "storage"),
+    ):
+        if has is not None and pages * page_bytes > has.value:
+            warnings.append(
+                f"{key} is {size}: {bytes_text(pages * page_bytes)}, but {profile.name} has "
+                f"{bytes_text(has.value)} of {what}"
+            )
+    return warnings

@@ -1,0 +1,121 @@
+"""Self-checks that every run makes of itself: cheap, always on.
+
+What cannot be true of a sound run is a `SelfCheckError` with the check's name; what a user should
+know before believing a number is a warning, one sentence each, that starts with the check's name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache.errors import HiCacheError
+from sim.rows import Rows
+
+if TYPE_CHECKING:
+    from sim.replay import Run
+
+
+class SelfCheckError(HiCacheError):
+    """A run contradicts itself: a bug here. Arguments: a message that starts with the check's name."""
+
+
+def run_checks(run: Run, rows: Rows) -> list[str]:
+    """All checks; the warnings of those that have something to say. Raises SelfCheckError."""
+    reuse_above_ceiling(run)
+    tokens_by_source(run, rows)
+    bytes_moved(run)
+    return [*idle_tiers(run), *overload(run, rows), *outside_range(run)]
+
+
+def reuse_above_ceiling(run: Run) -> None:
+    """Hits of all requests cannot exceed the pages asked for more than once.
+
+    In whatever order requests are served, an infinite cache computes every distinct page once.
+    """
+    metrics, facts = run.engine.metrics, run.trace.facts
+    hit = sum(metrics.cached_pages)
+    if hit > facts.ideal_pages:
+        raise SelfCheckError(
+            f"reuse_above_ceiling: {hit} pages were hit, "
+            f"but only {facts.ideal_pages} were asked for again"
+        )
+
+
+def tokens_by_source(run: Run, rows: Rows) -> None:
+    """device + host + storage + computed = prompt, for every request."""
+    columns = [
+        rows.column(name)
+        for name in (
+            "device_tokens", "host_tokens", "storage_tokens", "computed_tokens", "prompt_tokens",
+            "request",
+        )
+    ]  # fmt: skip
+    for device, host, storage, computed, prompt, number in zip(*columns, strict=True):
+        if device + host + storage + computed != prompt or min(device, host, storage) < 0:
+            raise SelfCheckError(
+                f"tokens_by_source: request {number} has {device} + {host} + {storage} cached and "
+                f"{computed} computed tokens of a prompt of {prompt}"
+            )
+
+
+def bytes_moved(run: Run) -> None:
+    """Bytes are pages times bytes per page, and what was loaded is what was hit below L1."""
+    metrics, page_bytes = run.engine.metrics, run.options.page_bytes
+    for name, stats in metrics.directions.items():
+        if stats.size_bytes != stats.pages * page_bytes:
+            raise SelfCheckError(
+                f"bytes_moved: {name} moved {stats.size_bytes} bytes in {stats.pages} pages "
+                f"of {page_bytes}"
+            )
+    hit = metrics.cached_pages[1] + metrics.cached_pages[2]
+    loaded = metrics.directions["h2d"].pages
+    exact = not (metrics.retractions or metrics.aborted or run.interrupted)
+    if hit > loaded or (exact and hit != loaded):
+        raise SelfCheckError(f"bytes_moved: {hit} pages hit in L2 and L3, {loaded} loaded to L1")
+
+
+def idle_tiers(run: Run) -> list[str]:
+    """A tier that was paid for and never served a hit."""
+    metrics, options = run.engine.metrics, run.options
+    _, host, storage = metrics.cached_pages
+    refused = metrics.policy_skips
+    why = f"; the policy preferred to recompute {refused} times" if refused else ""
+    warnings: list[str] = []
+    if options.host_pages and not host and not storage:
+        warnings.append(f"idle_tier: L2 of {options.host_pages} pages served no hit{why}")
+    if options.storage_pages and not storage:
+        warnings.append(f"idle_tier: L3 of {options.storage_pages} pages served no hit{why}")
+    return warnings
+
+
+def overload(run: Run, rows: Rows) -> list[str]:
+    """The queue only grows: waits rise from quarter to quarter and work goes on after the trace."""
+    metrics = run.engine.metrics
+    if run.scenario.mode != "timed" or len(rows) < 40 or run.interrupted:
+        return []
+    arrivals, queue = rows.column("arrival_ns"), rows.column("queue_ns")
+    span = arrivals[-1] - arrivals[0]
+    drain = metrics.last_token_ns - arrivals[-1]
+    quarter = len(rows) // 4
+    waits = [sum(queue[k * quarter : (k + 1) * quarter]) / quarter for k in range(4)]
+    grows = all(early < late for early, late in zip(waits, waits[1:], strict=False))
+    if span <= 0 or not grows or drain < span * 0.02 or waits[3] < span * 0.01:
+        return []
+    speed = run.trace.speed * span / (span + drain) * 0.9
+    return [
+        f"overload: the queue only grows (mean wait {waits[0] / 1e9:.1f} s in the first quarter of "
+        f"the requests, {waits[3] / 1e9:.1f} s in the last; {drain / 1e9:.0f} s of work left when "
+        f"the trace ended): times say how long the trace is, not how fast the machine is. "
+        f"Try --speed {speed:.2g}"
+    ]
+
+
+def outside_range(run: Run) -> list[str]:
+    """The machine was asked for more than its profile was measured for."""
+    if run.machine is None:
+        return []
+    return [
+        f"outside_range: {each.what} was asked for {each.farthest}, measured to "
+        f"{each.measured_to} ({each.times} times)"
+        for each in run.machine.outside_range()
+    ]

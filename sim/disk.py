@@ -1,0 +1,111 @@
+"""The disk: reads and writes between L2 and L3 share its bandwidth, also among several engines.
+
+An operation is one worker's job: a latency, then its blocks one after the other, a block for each
+extent. What the disk does for n operations at once comes from the profile's samples of that block
+size. A block larger than the largest sample is moved at that sample's speed, as several blocks
+would be.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simpy import Environment
+
+from hicache.kernel import Pending
+from hicache.operations import Completion, Copy
+from scenario.profile import DiskProfile, Surface
+from sim.curves import Line, line
+from sim.report import report
+from sim.shared_device import PERMILLE, SharedDevice
+
+
+class Disk:
+    """Serves `h2s` and `s2h` copies. `workers`: operations at once, the profile's if None."""
+
+    def __init__(self, env: Environment, profile: DiskProfile, workers: int | None = None) -> None:
+        self._read = BlockTimes(profile.read_bytes_per_s)
+        self._write = BlockTimes(profile.write_bytes_per_s)
+        self._read_latency_ns = profile.read_latency_ns.value
+        self._write_latency_ns = profile.write_latency_ns.value
+        self.device: SharedDevice[tuple[Pending[Completion], Copy]] = SharedDevice(
+            env, workers or profile.workers.value, self._finished, profile.mixed_permille.value
+        )
+
+    def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
+        """Take a copy that the engine has ready at `ready_ns`."""
+        if operation.direction == "s2h":
+            times, latency_ns = self._read, self._read_latency_ns
+        else:
+            times, latency_ns = self._write, self._write_latency_ns
+        blocks = operation.extents if operation.extents > 1 else 1
+        block_bytes = operation.size_bytes / blocks
+        self.device.submit(
+            (pending, operation),
+            pending.number,
+            max(1, int(blocks * times.alone_ns(block_bytes) + 0.5)),
+            partial(times.gain, block_bytes),
+            kind=operation.direction,
+            ready_ns=ready_ns,
+            latency_ns=latency_ns,
+        )
+
+    def _finished(
+        self, job: tuple[Pending[Completion], Copy], started_ns: int, finished_ns: int
+    ) -> None:
+        report(*job, started_ns, finished_ns)
+
+
+class BlockTimes:
+    """What a block takes alone, and what several operations at once gain, from bytes/s."""
+
+    def __init__(self, surface: Surface) -> None:
+        samples: dict[int, list[tuple[int, float]]] = {}
+        for block, concurrent, rate in surface.points:
+            samples.setdefault(concurrent, []).append((block, block * 1e9 / rate))
+        self._concurrent = sorted(samples)
+        assert self._concurrent[0] == 1
+        self._lines: dict[int, Line] = {}
+        for concurrent, points in samples.items():
+            # One sample is a rate: a straight line from nothing.
+            self._lines[concurrent] = line(points if len(points) > 1 else [(0, 0.0), *points])
+        self._gains: dict[tuple[float, int], int] = {}
+
+    def alone_ns(self, block_bytes: float) -> float:
+        """What one block takes when nothing else runs."""
+        return self._ns(1, block_bytes)
+
+    def gain(self, block_bytes: float, active: int) -> int:
+        """Thousandths of solo speed that `active` operations of such blocks reach together.
+
+        The bytes/s of the samples, straight lines between numbers of operations, constant beyond
+        the last.
+        """
+        if active == 1:
+            return PERMILLE
+        found = self._gains.get((block_bytes, active))
+        if found is None:
+            found = self._gains[block_bytes, active] = self._gain(block_bytes, active)
+        return found
+
+    def _gain(self, block_bytes: float, active: int) -> int:
+        alone_ns = self._ns(1, block_bytes)
+        low, high = 1, self._concurrent[-1]
+        for concurrent in self._concurrent:
+            if concurrent <= active:
+                low = concurrent
+            else:
+                high = concurrent
+                break
+        gain = alone_ns / self._ns(low, block_bytes)
+        if low < active < high:
+            above = alone_ns / self._ns(high, block_bytes)
+            gain += (above - gain) * (active - low) / (high - low)
+        return max(1, int(gain * PERMILLE + 0.5))
+
+    def _ns(self, concurrent: int, block_bytes: float) -> float:
+        times = self._lines[concurrent]
+        largest = times.xs[-1]
+        if block_bytes > largest:
+            return times.ys[-1] * block_bytes / largest
+        return max(1.0, times(block_bytes))

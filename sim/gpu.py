@@ -1,0 +1,105 @@
+"""The GPU: one step or burst at a time, in the order of submission.
+
+A decode burst can be cut at a step boundary while it runs. Its step ends come in closed form
+(`sim.burst`): a burst of a thousand steps costs one event, and its ends are listed once, for the
+steps that were done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from simpy import Environment
+from simpy.events import Event
+
+from hicache.kernel import Pending
+from hicache.operations import Completion, Decode, Prefill
+from sim.burst import Burst
+from sim.report import report
+from sim.step_model import StepModel
+from sim.timer import Timer
+
+
+class _Job:
+    """One operation on the GPU or in its queue. `steps`: those to do, fewer once it was cut."""
+
+    __slots__ = ("burst", "finish_ns", "operation", "pending", "ready_ns", "start_ns", "steps")
+
+    def __init__(
+        self, pending: Pending[Completion], operation: Prefill | Decode, ready_ns: int
+    ) -> None:
+        self.pending = pending
+        self.operation = operation
+        self.ready_ns = ready_ns
+        self.start_ns = 0
+        self.finish_ns = 0
+        self.burst: Burst | None = None
+        self.steps = operation.max_steps if isinstance(operation, Decode) else 0
+
+
+class Gpu:
+    """Serves `Prefill` and `Decode`."""
+
+    def __init__(self, env: Environment, steps: StepModel) -> None:
+        self._env = env
+        self._steps = steps
+        self._running: _Job | None = None
+        self._queue: deque[_Job] = deque()
+        self._timer: Timer | None = None
+        self._callbacks: list[Callable[[Event], None]] = [self._on_timer]
+
+    def submit(
+        self, pending: Pending[Completion], operation: Prefill | Decode, ready_ns: int
+    ) -> None:
+        """Take a step or burst that the engine has ready at `ready_ns`."""
+        job = _Job(pending, operation, ready_ns)
+        if self._running is None:
+            self._start(job, int(self._env.now))
+        else:
+            self._queue.append(job)
+
+    def end_burst(self, pending: Pending[Completion]) -> None:
+        """Let a burst end at its next step boundary; one yet to begin, after one step."""
+        job = self._running
+        if job is None or job.pending is not pending:
+            for waiting in self._queue:
+                if waiting.pending is pending:
+                    waiting.steps = min(waiting.steps, 1)
+            return
+        burst = job.burst
+        if burst is None:
+            return
+        now = int(self._env.now)
+        step = burst.step_at(now - job.start_ns)
+        if step < job.steps:
+            job.steps = step
+            job.finish_ns = job.start_ns + burst.end_ns(step)
+            self._timer = Timer(self._env, job.finish_ns - now, self._callbacks)
+
+    def _start(self, job: _Job, now: int) -> None:
+        start = job.start_ns = job.ready_ns if job.ready_ns > now else now
+        operation = job.operation
+        if isinstance(operation, Decode):
+            burst = self._steps.burst(
+                operation.batch, operation.context_tokens, operation.max_steps
+            )
+            job.burst = burst
+            job.finish_ns = start + burst.end_ns(job.steps)
+        else:
+            job.finish_ns = start + self._steps.prefill_ns(operation)
+        self._running = job
+        self._timer = Timer(self._env, job.finish_ns - now, self._callbacks)
+
+    def _on_timer(self, event: Event) -> None:
+        if event is not self._timer:
+            return
+        job = self._running
+        assert job is not None
+        finished = job.finish_ns
+        if self._queue:
+            self._start(self._queue.popleft(), finished)
+        else:
+            self._running = None
+        ends = job.burst.ends_ns(job.steps, job.start_ns) if job.burst is not None else ()
+        report(job.pending, job.operation, job.start_ns, finished, ends)

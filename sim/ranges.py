@@ -1,0 +1,42 @@
+"""Remembers where a profile was asked for more than was measured, so that a result can say so."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Outside(NamedTuple):
+    """One kind of question beyond the samples: how often, the farthest, and the samples' end."""
+
+    what: str
+    times: int
+    farthest: int
+    measured_to: int
+
+
+class RangeWatch:
+    """Counts questions outside the samples. Devices call it only where they are outside."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, list[int]] = {}
+        self._below: dict[str, list[int]] = {}
+
+    def above(self, what: str, asked: int, largest: int) -> None:
+        """Something was asked for `asked`, beyond the `largest` sample: it was extrapolated."""
+        seen = self._above.setdefault(what, [0, asked, largest])
+        seen[0] += 1
+        seen[1] = max(seen[1], asked)
+
+    def below(self, what: str, asked: int, smallest: int) -> None:
+        """Something was asked for `asked`, under the `smallest` sample: that sample was taken."""
+        seen = self._below.setdefault(what, [0, asked, smallest])
+        seen[0] += 1
+        seen[1] = min(seen[1], asked)
+
+    def outside_range(self) -> tuple[Outside, ...]:
+        """What was asked above the samples, then what below, each in the order of first asking."""
+        return tuple(
+            Outside(what, *seen)
+            for kind in (self._above, self._below)
+            for what, seen in kind.items()
+        )

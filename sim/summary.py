@@ -1,0 +1,216 @@
+"""The summary of a run: every total under one stated name. Definitions: docs/hit-rates.md.
+
+Names are SGLang's where the same thing is counted, so that a prediction can be laid beside a
+server's counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hicache import __version__
+from hicache.metrics import DirectionStats, Metrics
+from hicache.node import TIER_NAMES
+from sim.checks import run_checks
+from sim.rows import Rows, spread_ms
+
+if TYPE_CHECKING:
+    from sim.replay import Run
+
+SCHEMA = 1
+GIB = 1 << 30
+
+
+def summarise(run: Run, rows: Rows) -> dict[str, object]:
+    """All totals of a run that has ended, or was interrupted."""
+    metrics, options, facts = run.engine.metrics, run.options, run.trace.facts
+    page = options.page_size_tokens
+    timed = run.scenario.mode == "timed"
+    cached = sum(metrics.cached_tokens)
+    summary: dict[str, object] = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "mode": run.scenario.mode,
+        "preset": run.scenario.preset,
+        "seed": run.scenario.seed,
+        "trace": {
+            "name": run.trace.name,
+            "format": run.trace.format,
+            "sha256": facts.sha256 or None,
+            "block_tokens": run.trace.block_tokens,
+            "requests": facts.requests,
+            "duration_s": facts.duration_s,
+            "speed": run.trace.speed,
+        },
+        "model": run.geometry.name,
+        "profile": run.profile.name,
+        "page_size_tokens": page,
+        "bytes_per_token": options.bytes_per_token,
+        "tiers": _tiers(run),
+        "interrupted": run.interrupted,
+        "requests": metrics.requests,
+        "aborted_requests": metrics.aborted,
+        "prompt_tokens": metrics.prompt_tokens,
+        "prompt_pages": metrics.prompt_pages,
+        "output_tokens": metrics.output_tokens,
+        "cached_tokens_total": _by_tier(metrics.cached_tokens),
+        "cached_pages_total": _by_tier(metrics.cached_pages),
+        "computed_tokens": metrics.computed_tokens,
+        "cache_hit_rate": _ratio(cached, metrics.prompt_tokens),
+        "hit_rates": hit_rates(run, rows),
+    }
+    if timed:
+        summary |= _times(metrics, rows)
+    summary |= _traffic(run, timed)
+    summary["warnings"] = [*run.warnings, *facts.warnings, *run_checks(run, rows)]
+    summary["estimates"] = [
+        {"key": each.key, "how": each.how}
+        for each in (run.machine.estimates() if run.machine is not None else ())
+    ]
+    return summary
+
+
+def hit_rates(run: Run, rows: Rows) -> dict[str, object]:
+    """Hit rates by token and by page: of all requests, and of the second half of them.
+
+    `ceiling` is what an infinite cache would hit of the same requests by the same rules.
+    """
+    page = run.options.page_size_tokens
+    capped = run.options.cache.hit_cap == "last_token_computed"
+    prompts, ideal = rows.column("prompt_tokens"), rows.column("ideal_pages")
+    ceiling_pages = [
+        min(pages, (prompt - 1) // page) if capped else pages
+        for pages, prompt in zip(ideal, prompts, strict=True)
+    ]
+    ceiling_tokens = [
+        min(pages * page, prompt) for pages, prompt in zip(ceiling_pages, prompts, strict=True)
+    ]
+    half = len(rows) // 2
+    rates: dict[str, object] = {}
+    for name, first in (("all", 0), ("last_half", half)):
+        by_unit: dict[str, object] = {}
+        for unit, total, ceiling in (
+            ("tokens", prompts, ceiling_tokens),
+            ("pages", rows.column("prompt_pages"), ceiling_pages),
+        ):
+            asked = sum(total[first:])
+            hits = {tier: sum(rows.column(f"{tier}_{unit}")[first:]) for tier in TIER_NAMES}
+            by_unit[unit] = {
+                "asked": asked,
+                "hit": sum(hits.values()),
+                "ceiling_hit": sum(ceiling[first:]),
+                **{tier: _ratio(count, asked) for tier, count in hits.items()},
+                "total": _ratio(sum(hits.values()), asked),
+                "ceiling": _ratio(sum(ceiling[first:]), asked),
+            }
+        rates[name] = by_unit
+    return rates
+
+
+def _tiers(run: Run) -> dict[str, object]:
+    page_bytes = run.options.page_bytes
+    return {
+        name: {
+            "capacity_pages": tier.capacity,
+            "capacity_tokens": tier.capacity * run.options.page_size_tokens,
+            "capacity_bytes": tier.capacity * page_bytes,
+            "used_pages_at_end": tier.resident,
+        }
+        for name, tier in zip(TIER_NAMES, run.engine.tree.tiers, strict=True)
+    }
+
+
+def _times(metrics: Metrics, rows: Rows) -> dict[str, object]:
+    duration_s = max(metrics.last_token_ns - max(metrics.first_arrival_ns, 0), 0) / 1e9
+    per_second = (1 / duration_s) if duration_s else 0.0
+    return {
+        "ttft_ms": spread_ms(rows.column("ttft_ns")),
+        "tpot_ms": spread_ms(rows.tpot_ns()),
+        "e2e_ms": spread_ms(rows.column("e2e_ns")),
+        "queue_ms": spread_ms(rows.column("queue_ns")),
+        "throughput": {
+            "duration_s": duration_s,
+            "requests_per_s": metrics.requests * per_second,
+            "prompt_tokens_per_s": metrics.prompt_tokens * per_second,
+            "output_tokens_per_s": metrics.output_tokens * per_second,
+        },
+        "gpu": {
+            "prefill_steps": metrics.prefill_steps,
+            "prefill_s": metrics.prefill_ns / 1e9,
+            "decode_bursts": metrics.decode_bursts,
+            "decode_steps": metrics.decode_steps,
+            "decode_s": metrics.decode_ns / 1e9,
+            "busy_fraction": min(1.0, (metrics.prefill_ns + metrics.decode_ns) / 1e9 * per_second),
+        },
+    }
+
+
+def _traffic(run: Run, timed: bool) -> dict[str, object]:
+    metrics, page = run.engine.metrics, run.options.page_size_tokens
+    tree, directions = run.engine.tree, metrics.directions
+    dropped = {reason: pages * page for reason, pages in metrics.dropped_pages.items()}
+    dropped["write_through_unbacked_eviction"] = tree.tiers[0].lost_pages * page
+    return {
+        "bytes": {name: stats.size_bytes for name, stats in directions.items()},
+        "transfers": {name: _direction(stats, timed) for name, stats in directions.items()},
+        "evicted_tokens_total": _by_tier([tier.evicted_pages * page for tier in tree.tiers]),
+        "hicache_dropped_tokens_total": dropped,
+        "load_back_tokens_total": directions["h2d"].pages * page,
+        "load_back_bytes_total": directions["h2d"].size_bytes,
+        "load_back_duration_seconds": directions["h2d"].recurring_ns / 1e9,
+        "hicache_backup_tokens_total": directions["d2h"].pages * page,
+        "hicache_backup_bytes_total": directions["d2h"].size_bytes,
+        "hicache_backup_duration_seconds": directions["d2h"].recurring_ns / 1e9,
+        "backuped_tokens_total": directions["h2s"].pages * page,
+        "prefetched_tokens_total": directions["s2h"].pages * page,
+        "hicache_host_used_tokens": tree.tiers[1].resident * page,
+        "hicache_host_total_tokens": tree.tiers[1].capacity * page,
+        "restores": {
+            "done": metrics.restores,
+            "tokens": metrics.restored_pages * page,
+            "promoted_tokens": metrics.promoted_pages * page,
+            "joined": metrics.joined_restores,
+            "fallbacks": metrics.restore_fallbacks,
+            "policy_skips": metrics.policy_skips,
+            "policy_probes": metrics.policy_probes,
+            "seconds": metrics.restore_ns / 1e9,
+            "under_decode_seconds": metrics.restore_under_decode_ns / 1e9,
+        },
+        "retractions": metrics.retractions,
+        "duplicate_tokens": metrics.duplicate_pages * page,
+        "merged_writes": metrics.merged_writes,
+        "max_waiting_requests": metrics.max_waiting,
+        "max_running_requests": metrics.max_running,
+        "belief": run.engine.status()["belief"] if timed else None,
+    }
+
+
+def _direction(stats: DirectionStats, timed: bool) -> Mapping[str, object]:
+    counts: dict[str, object] = {
+        "operations": stats.operations,
+        "failed": stats.failed,
+        "pages": stats.pages,
+        "bytes": stats.size_bytes,
+        "extents": stats.extents,
+    }
+    if timed:
+        done = max(stats.operations, 1)
+        counts |= {
+            "service_s": stats.service_ns / 1e9,
+            "gib_per_s": stats.size_bytes / GIB / (stats.service_ns / 1e9)
+            if stats.service_ns
+            else None,
+            "mean_queue_ms": stats.queue_ns / done / 1e6,
+            "mean_service_ms": stats.service_ns / done / 1e6,
+            "mean_end_to_end_ms": stats.recurring_ns / done / 1e6,
+        }
+    return counts
+
+
+def _by_tier(counts: list[int]) -> dict[str, int]:
+    return dict(zip(TIER_NAMES, counts, strict=True))
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,152 @@
+"""The summary as one table for people, made with rich."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+GIB = 1 << 30
+_NAMES = {"device": "L1 device", "host": "L2 host", "storage": "L3 storage"}
+_ARROWS = {"d2h": "L1 > L2", "h2d": "L2 > L1", "h2s": "L2 > L3", "s2h": "L3 > L2"}
+
+
+def print_summary(summary: Mapping[str, Any], folder: str | None = None) -> None:
+    """Print the table, the warnings and where the result lies, to standard output."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, title=_title(summary), title_justify="left", pad_edge=False)
+    table.add_column("")
+    for name in ("tokens", "of prompt", "of pages", "last half", "capacity", "evicted"):
+        table.add_column(name, justify="right")
+    for row in _source_rows(summary):
+        table.add_row(*row)
+    console.print(table)
+    if summary["mode"] == "timed":
+        console.print(_times(summary, Table(box=box.SIMPLE_HEAD, pad_edge=False)))
+    moved = [(name, each) for name, each in summary["transfers"].items() if each["operations"]]
+    if moved:
+        console.print(_transfers(moved, Table(box=box.SIMPLE_HEAD, pad_edge=False)))
+    for line in _lines(summary):
+        console.print(line)
+    for warning in summary["warnings"]:
+        console.print(f"[yellow]warning:[/] {_plain(warning)}")
+    if summary["estimates"]:
+        keys = ", ".join(each["key"] for each in summary["estimates"])
+        console.print(f"[yellow]estimates[/] (nobody measured them; see summary.json): {keys}")
+    if folder:
+        console.print(f"result: {_plain(folder)}")
+
+
+def _title(summary: Mapping[str, Any]) -> str:
+    trace = summary["trace"]
+    speed = f", speed {trace['speed']:g}" if trace["speed"] != 1 else ""
+    untimed = ", untimed" if summary["mode"] == "untimed" else ""
+    cut = ", INTERRUPTED" if summary["interrupted"] else ""
+    return _plain(
+        f"{trace['name']}: {summary['requests']:,} requests, {summary['prompt_tokens']:,} prompt "
+        f"tokens, {summary['model']} on {summary['profile']}, "
+        f"page {summary['page_size_tokens']}{speed}{untimed}{cut}"
+    )
+
+
+def _source_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    rates, rows = summary["hit_rates"], []
+    tokens, pages = rates["all"]["tokens"], rates["all"]["pages"]
+    half = rates["last_half"]["tokens"]
+    for tier, label in _NAMES.items():
+        size = summary["tiers"][tier]
+        rows.append(
+            (
+                label, f"{summary['cached_tokens_total'][tier]:,}", _percent(tokens[tier]),
+                _percent(pages[tier]), _percent(half[tier]),
+                f"{size['capacity_bytes'] / GIB:,.1f} GiB" if size["capacity_pages"] else "-",
+                f"{summary['evicted_tokens_total'][tier]:,}",
+            )
+        )  # fmt: skip
+    prompt = summary["prompt_tokens"]
+    computed = summary["computed_tokens"]
+    rows.append(
+        ("computed", f"{computed:,}", _percent(computed / prompt if prompt else 0), "", "", "", "")
+    )
+    rows.append(
+        ("hit", f"{tokens['hit']:,}", _percent(tokens["total"]), _percent(pages["total"]),
+         _percent(half["total"]), "", "")
+    )  # fmt: skip
+    rows.append(
+        ("ceiling (infinite cache)", f"{tokens['ceiling_hit']:,}", _percent(tokens["ceiling"]),
+         _percent(pages["ceiling"]), _percent(half["ceiling"]), "", "")
+    )  # fmt: skip
+    return rows
+
+
+def _times(summary: Mapping[str, Any], table: Any) -> Any:
+    table.add_column("ms")
+    for name in ("p50", "p90", "p99", "mean"):
+        table.add_column(name, justify="right")
+    for label, key in (
+        ("TTFT", "ttft_ms"), ("  of it in the queue", "queue_ms"), ("TPOT", "tpot_ms"),
+        ("end to end", "e2e_ms"),
+    ):  # fmt: skip
+        spread = summary[key]
+        table.add_row(label, *(_ms(spread[name]) for name in ("p50", "p90", "p99", "mean")))
+    return table
+
+
+def _transfers(moved: list[tuple[str, Any]], table: Any) -> Any:
+    table.add_column("moved")
+    for name in ("operations", "GiB", "GiB/s", "mean ms", "failed"):
+        table.add_column(name, justify="right")
+    for name, each in moved:
+        rate, end_to_end = each.get("gib_per_s"), each.get("mean_end_to_end_ms")
+        table.add_row(
+            f"{_ARROWS[name]} ({name})", f"{each['operations']:,}", f"{each['bytes'] / GIB:,.1f}",
+            f"{rate:.2f}" if rate else "-", _ms(end_to_end), f"{each['failed']:,}",
+        )  # fmt: skip
+    return table
+
+
+def _lines(summary: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    if summary["mode"] == "timed":
+        rate, gpu = summary["throughput"], summary["gpu"]
+        lines.append(
+            f"{rate['requests_per_s']:.2f} requests/s, {rate['prompt_tokens_per_s']:,.0f} prompt "
+            f"and {rate['output_tokens_per_s']:,.0f} output tokens/s over "
+            f"{rate['duration_s']:,.0f} s; GPU busy {gpu['busy_fraction']:.0%}"
+        )
+    restores = summary["restores"]
+    if restores["done"] or restores["policy_skips"] or restores["fallbacks"]:
+        hidden = (
+            f", {restores['under_decode_seconds'] / restores['seconds']:.0%} of their time under "
+            "decode"
+            if restores["seconds"]
+            else ""
+        )
+        lines.append(
+            f"restores: {restores['done']:,} done{hidden}, {restores['policy_skips']:,} declined "
+            f"by the policy, {restores['joined']:,} joined, {restores['fallbacks']:,} fell back"
+        )
+    dropped = {k: v for k, v in summary["hicache_dropped_tokens_total"].items() if v}
+    if dropped:
+        parts = ", ".join(f"{tokens:,} {reason}" for reason, tokens in dropped.items())
+        lines.append(f"dropped tokens: {parts}")
+    if summary["retractions"]:
+        lines.append(f"retractions: {summary['retractions']:,}")
+    return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,208 @@
+"""Sizes into pages on a machine, and what the user is warned of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from hicache.errors import InputError
+from scenario.geometry import load_geometry
+from scenario.load import load_scenario
+from scenario.profile import load_profile
+from scenario.records import TABLES, field_names, value_types
+from scenario.resolve import Resolved, _idle_keys, idle_options, pinned_sizes, resolve
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    device_bytes: Number | None = Number(141 * GIB)
+    host_bytes: Number | None = Number(512 * GIB)
+    storage_bytes: Number | None = Number(2048 * GIB)
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str = "box"
+    memory: Memory = Memory()
+
+
+def run(
+    overrides: dict[str, object] | None = None,
+    machine: Machine | None = Machine(),
+    model: str = "qwen3-8b",
+) -> Resolved:
+    return resolve(load_scenario(None, overrides), machine, load_geometry(model))
+
+
+def test_l1_is_what_the_gpu_has_left_after_the_weights() -> None:
+    options, warnings = run()
+    room = int(141 * GIB * 0.9) - 16_381_470_720
+    page = 64 * 147_456
+    assert options.device_pages == room // page
+    assert options.host_pages == 2 * options.device_pages
+    assert options.storage_pages == 0
+    assert options.page_bytes == page
+    assert options.bytes_per_token == 147_456
+    assert warnings == ()
+
+
+def test_a_real_profile_fits() -> None:
+    profile = load_profile("nvidia-h200")
+    options, warnings = resolve(load_scenario(None), profile, load_geometry("qwen3-8b"))
+    room = int(profile.memory.device_bytes.value * 0.9) - 16_381_470_720
+    assert options.device_pages == room // options.page_bytes
+    assert all(each.startswith("tiers.l2 is 2x: ") for each in warnings)
+
+
+def test_a_smaller_part_of_memory_and_a_smaller_kv_type() -> None:
+    whole = run().options
+    part = run({"machine.memory_fraction": 0.5}).options
+    assert part.device_pages < whole.device_pages / 2 + 1
+    fp8 = run({"model.kv_dtype": "fp8"}).options
+    assert fp8.bytes_per_token == 147_456 // 2
+    assert fp8.device_pages in (2 * whole.device_pages, 2 * whole.device_pages + 1)
+
+
+def test_sizes_given_in_every_way() -> None:
+    options = run(
+        {"tiers.l1": "1000pages", "tiers.l2": "640_000tokens", "tiers.l3": "9GiB"}
+    ).options
+    assert options.device_pages == 1000
+    assert options.host_pages == 10_000
+    assert options.storage_pages == 9 * GIB // (64 * 147_456)
+
+
+def test_the_engine_gets_the_other_options_as_they_are() -> None:
+    scenario = load_scenario(
+        None, {"restore.policy": "never", "engine.page_ids": "named", "engine.check_every_steps": 9}
+    )
+    options = resolve(scenario, Machine(), load_geometry("qwen3-8b")).options
+    assert options.cache is scenario.cache
+    assert options.restore is scenario.restore
+    assert options.scheduler is scenario.scheduler
+    assert (options.page_ids, options.check_every_steps) == ("named", 9)
+
+
+def test_a_model_that_does_not_fit_is_an_error_with_the_numbers() -> None:
+    with pytest.raises(InputError) as caught:
+        run(model="llama-3.1-70b")
+    message = str(caught.value)
+    for part in ("Llama-3.1-70B does not fit on box", "0.9 of 141 GiB", "131.4 GiB", "--l1 40GiB"):
+        assert part in message
+    options, warnings = run({"tiers.l1": "40GiB"}, model="llama-3.1-70b")
+    assert options.device_pages == 40 * GIB // (64 * 327_680)
+    assert warnings == (
+        "tiers.l1 is 40GiB: 40 GiB, but the GPU of box has 0 B left after the weights of "
+        "Llama-3.1-70B",
+    )
+
+
+def test_without_a_machine_l1_must_be_given() -> None:
+    with pytest.raises(InputError, match=r"tiers\.l1 is auto: no profile; give L1 a size"):
+        run(machine=None)
+    with pytest.raises(InputError, match="profile box does not say how much memory its GPU has"):
+        run(machine=Machine(memory=Memory(device_bytes=None)))
+    assert run({"tiers.l1": "5pages"}, machine=None).options.host_pages == 10
+
+
+def test_more_than_the_machine_has_is_a_warning_with_the_numbers() -> None:
+    _, warnings = run({"tiers.l2": "600GiB", "tiers.l3": "3TiB"})
+    assert warnings == (
+        "tiers.l2 is 600GiB: 600 GiB, but box has 512 GiB of host memory",
+        "tiers.l3 is 3TiB: 3 TiB, but box has 2 TiB of storage",
+    )
+    unknown = Machine(memory=Memory(host_bytes=None, storage_bytes=None))
+    assert run({"tiers.l2": "600GiB", "tiers.l3": "3TiB"}, unknown).warnings == ()
+
+
+@pytest.mark.parametrize("key", ["tiers.l1", "tiers.l2", "tiers.l3"])
+def test_less_than_a_page_is_an_error(key: str) -> None:
+    with pytest.raises(InputError, match=f"{key} is 1MB: less than one page"):
+        run({key: "1MB"})
+
+
+def test_pinned_sizes_give_the_same_run_without_the_machine() -> None:
+    scenario = load_scenario(None, {"tiers.l3": "10x"})
+    geometry = load_geometry("qwen3-8b")
+    options = resolve(scenario, Machine(), geometry).options
+    pinned = pinned_sizes(scenario, options)
+    assert str(pinned.tiers.l1) == f"{options.device_pages}pages"
+    assert resolve(pinned, None, geometry).options == options
+    off = load_scenario(None, {"tiers.l2": "0"})
+    options = resolve(off, Machine(), geometry).options
+    assert resolve(pinned_sizes(off, options), None, geometry).options == options
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warning"),
+    [
+        (
+            {"restore.threshold_tokens": 99},
+            "restore.threshold_tokens is 99 but has no effect: restore.policy is cost",
+        ),
+        (
+            {"restore.policy": "always", "restore.probe_every": 4},
+            "restore.probe_every is 4 but has no effect: restore.policy is always, so nothing is "
+            "estimated",
+        ),
+        (
+            {"cache.write_policy": "none"},
+            "tiers.l2 is 2x but has no effect: cache.write_policy is none, so nothing is ever "
+            "written below L1",
+        ),
+        (
+            {"tiers.l2": 0, "restore.overlap": False},
+            "restore.overlap is false but has no effect: tiers.l2 is 0, so there is no tier below "
+            "L1",
+        ),
+        (
+            {"cache.write_backlog_fraction": 0.1},
+            "cache.write_backlog_fraction is 0.1 but has no effect: tiers.l3 is 0",
+        ),
+        (
+            {"mode": "untimed", "trace.speed": 0.5},
+            "trace.speed is 0.5 but has no effect: mode is untimed, so no operation takes time and "
+            "requests run one at a time",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_a_warning(overrides: dict[str, object], warning: str) -> None:
+    assert idle_options(load_scenario(None, overrides)) == [warning]
+    assert run(overrides).warnings == (warning,)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"preset": "block-lru", "mode": "untimed", "tiers.l2": 0},
+        {"restore.policy": "threshold", "restore.threshold_tokens": 99},
+        {"restore.probe_every": 3},
+        {"tiers.l3": "10x", "cache.write_backlog_fraction": 0.1},
+    ],
+)
+def test_options_with_effect_are_not_warned_of(overrides: dict[str, object]) -> None:
+    assert idle_options(load_scenario(None, overrides)) == []
+
+
+def test_the_rules_about_idle_options_name_keys_that_exist() -> None:
+    for overrides in (
+        {"mode": "untimed", "restore.policy": "never", "cache.write_policy": "none"},
+        {"restore.policy": "always", "tiers.l2": 0},
+    ):
+        assert set(_idle_keys(load_scenario(None, overrides))) <= set(value_types())
+
+
+def test_every_table_is_a_frozen_record_with_defaults() -> None:
+    for record in TABLES.values():
+        made = record()
+        with pytest.raises(AttributeError):
+            setattr(made, field_names(record)[0], None)

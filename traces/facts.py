@@ -1,0 +1,42 @@
+"""What one pass over a trace found out: counts and warnings. It draws no conclusions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class TraceFacts:
+    """Filled while a trace is read, piece by piece; complete once `complete` is True.
+
+    Counts cover the requests read so far. `blocks` and `unique_blocks` are blocks of the trace's
+    own block size, one for each id of the file; the pages are those of the page size and page rule
+    that was asked for.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    longest_prompt_tokens: int = 0
+    blocks: int = 0
+    unique_blocks: int = 0
+    prompt_pages: int = 0
+    # The ceiling: pages, and tokens on them, that an infinite cache holding all earlier prompts
+    # would hit.
+    ideal_pages: int = 0
+    ideal_tokens: int = 0
+    # Requests whose partly filled last block has no id of its own, so that its tokens can never
+    # hit.
+    requests_without_tail_id: int = 0
+    first_timestamp_ms: float = 0
+    last_timestamp_ms: float = 0
+    # SHA-256 of the trace's text (after decompression), hexadecimal; empty until the pass is
+    # complete.
+    sha256: str = ""
+    complete: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds between the first and the last request, by the trace's clock (speed 1)."""
+        return (self.last_timestamp_ms - self.first_timestamp_ms) / 1000
