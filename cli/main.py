@@ -1,4 +1,6 @@
-"""The `hicache` command: one Typer application, thin; what it calls is imported where it is needed."""
+"""The `hicache` command: one Typer application, thin; what it calls is imported where it is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,7 @@ app = typer.Typer(
     help="What a hierarchical KV cache (GPU, host memory, storage) will do for your LLM traffic.",
 )
 
-_SIZES = (
-    "40GiB, 40GB, 8000000tokens, 6000pages, 2x (times L1) or 0 (none)"
-)
+_SIZES = "40GiB, 40GB, 8000000tokens, 6000pages, 2x (times L1) or 0 (none)"
 
 
 def _version(wanted: bool) -> None:
@@ -87,9 +87,7 @@ def replay(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of docs/scenario.md; repeatable."),
     ] = None,
-    out: Annotated[
-        str | None, typer.Option(help="Result folder. [results/TRACE-DIGEST]")
-    ] = None,
+    out: Annotated[str | None, typer.Option(help="Result folder. [results/TRACE-DIGEST]")] = None,
     timeline: Annotated[
         bool, typer.Option("--timeline", help="Also write timeline.json for ui.perfetto.dev.")
     ] = False,

@@ -97,10 +97,10 @@ class Arrival:
         self._keeps = True
 
     def __enter__(self) -> Arrival:
-        tier, node = self.tier, self.node
+        tier, node, first = self.tier, self.node, self.first
         assert node.pins[tier], "an arrival needs a pinned path"
         current: Node = node
-        while current.parent is not None and current.end > self.first:
+        while current.parent is not None and current.depth + current.length > first:
             assert current.arrival[tier] is None, f"{current} is arriving in tier {tier} already"
             current.arrival[tier] = self
             current = current.parent
@@ -124,19 +124,20 @@ class Arrival:
         assert self.after is None or self.after.published, (
             "published before the pages in front of it"
         )
-        tree, tier = self.tree, self.tier
+        tree, tier, first = self.tree, self.tier, self.first
         path: list[Node] = []
         current: Node = self.node
-        while current.parent is not None and current.end > self.first:
+        while current.parent is not None and current.depth + current.length > first:
             path.append(current)
             current = current.parent
         pages = self.pages
         while path:
             current = path.pop()
             assert current.arrival[tier] is self
-            assert current.depth + current.resident[tier] == max(self.first, current.depth), current
+            held = current.resident[tier]
+            assert not held if current.depth >= first else current.depth + held == first, current
             current.arrival[tier] = None
-            count = current.length - current.resident[tier]
+            count = current.length - held
             if tree.named:
                 mine, pages = cut(pages, count)
                 current.pages[tier] = join(current.pages[tier], mine)
@@ -144,9 +145,9 @@ class Arrival:
         assert not pages
 
     def _roll_back(self) -> None:
-        tier = self.tier
+        tier, first = self.tier, self.first
         current: Node = self.node
-        while current.parent is not None and current.end > self.first:
+        while current.parent is not None and current.depth + current.length > first:
             assert current.arrival[tier] is self
             current.arrival[tier] = None
             current = current.parent

@@ -93,10 +93,17 @@ class Line:
     def _fit(self, samples: list[tuple[float, float]]) -> None:
         """Least squares with both terms >= 0."""
         count = len(samples)
-        mean_size = sum(s for s, _ in samples) / count
-        mean_seconds = sum(t for _, t in samples) / count
-        covariance = sum((s - mean_size) * (t - mean_seconds) for s, t in samples)
-        variance = sum((s - mean_size) ** 2 for s, _ in samples)
+        mean_size = mean_seconds = 0.0
+        for size, seconds in samples:
+            mean_size += size
+            mean_seconds += seconds
+        mean_size /= count
+        mean_seconds /= count
+        covariance = variance = 0.0
+        for size, seconds in samples:
+            off = size - mean_size
+            covariance += off * (seconds - mean_seconds)
+            variance += off * off
         slope = covariance / variance
         fixed = mean_seconds - slope * mean_size
         if slope < 0:

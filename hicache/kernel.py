@@ -14,17 +14,17 @@ This module refuses to know what an operation is, who carries it out, and what t
 """
 
 # pyright: reportPrivateUsage=false
-# SimPy has no public way to trigger an event with a priority of one's own.
+# SimPy has no public way to trigger an event with a priority of one's own, and its `now` is a
+# property in Python: what runs for every operation reads `_now`.
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar, cast
 
 from simpy import Environment
 from simpy.events import PENDING, Event, EventPriority, Timeout
 
-if TYPE_CHECKING:
-    from hicache.operations import Completion
+from hicache.operations import Completion
 
 T = TypeVar("T")
 
@@ -43,18 +43,45 @@ class Signal(Event, Generic[T]):
         return (yield self)
 
 
-class Pending(Signal[T]):
+class Pending(Generic[T]):
     """An operation under way. `number` is its place in the order of submissions, `submitted_ns` its
     time.
+
+    It is to SimPy what an Event is (same attributes), in a quarter of the space and time: there is
+    one for every operation.
     """
+
+    __slots__ = ("_defused", "_ok", "_value", "callbacks", "env", "number", "submitted_ns")
 
     def __init__(self, env: Environment, number: int, submitted_ns: int) -> None:
         self.env = env
-        self.callbacks = []
-        self._value = PENDING
-        self._defused = False
+        self.callbacks: list[Callable[[Any], object]] | None = []
+        self._value: Any = PENDING
+        self._ok = True
         self.number = number
         self.submitted_ns = submitted_ns
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if self.callbacks is None:  # processed: nothing to wait for
+            if not self._ok:
+                raise cast(BaseException, self._value)
+            return cast(T, self._value)
+        return (yield self)
+
+    @property
+    def triggered(self) -> bool:
+        """Whether the operation is over, though the engine may not have seen it yet."""
+        return self._value is not PENDING
+
+    @property
+    def ok(self) -> bool:
+        """Whether it went well; to be asked once it is over."""
+        return self._ok
+
+    @property
+    def value(self) -> Any:
+        """The Completion, or the error; to be asked once it is over."""
+        return self._value
 
 
 class Sleep(Timeout):
@@ -68,8 +95,8 @@ def stamp(env: Environment, finished_ns: int) -> int:
     """The instant at which a completion that finished at `finished_ns` becomes visible to the
     engine.
     """
-    soonest = env.now + 1
-    return finished_ns if finished_ns > soonest else int(soonest)
+    soonest = env._now + 1
+    return finished_ns if finished_ns > soonest else soonest  # type: ignore[return-value]
 
 
 def post(
@@ -83,11 +110,13 @@ def post(
 
     `stamp_ns` comes from `stamp`, or, in a replay, from the record.
     """
-    pending._ok = not isinstance(completion, BaseException)
+    if type(completion) is not Completion:
+        pending._ok = False
     pending._value = completion
-    delay = stamp_ns - env.now
+    delay = stamp_ns - env._now
     assert delay >= 0, "a completion cannot enter the past"
-    env.schedule(pending, EventPriority(FIRST_COMPLETION_PRIORITY + pending.number), delay)
+    priority = FIRST_COMPLETION_PRIORITY + pending.number
+    env.schedule(pending, priority, delay)  # pyright: ignore[reportArgumentType]
 
 
 def completed(env: Environment, number: int, completion: Completion) -> Pending[Completion]:
@@ -95,9 +124,8 @@ def completed(env: Environment, number: int, completion: Completion) -> Pending[
     takes time.
     """
     pending: Pending[Completion] = Pending(env, number, int(env.now))
-    pending._ok = True
     pending._value = completion
-    pending.callbacks = None  # type: ignore[assignment]  # SimPy's mark of a processed event
+    pending.callbacks = None  # SimPy's mark of a processed event
     return pending
 
 
@@ -110,10 +138,11 @@ class Task:
     out stops the run.
     """
 
-    __slots__ = ("_coroutine",)
+    __slots__ = ("_coroutine", "_wake")
 
-    def __init__(self, coroutine: Coroutine[Event, Any, None]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._coroutine = coroutine
+        self._wake = self._resume
         self._resume(None)
 
     def _resume(self, event: Event | None) -> None:
@@ -127,4 +156,4 @@ class Task:
                 target = self._coroutine.throw(cast(BaseException, event._value))
         except StopIteration:
             return
-        cast(list[Any], target.callbacks).append(self._resume)
+        target.callbacks.append(self._wake)

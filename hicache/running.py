@@ -66,10 +66,13 @@ class DecodeBatch:
     mod page gives the pages that k more steps need without looking at each request.
     """
 
-    __slots__ = ("_finish_sum", "_heap", "_offset_sum", "_page", "_residues", "_runs", "steps")
+    __slots__ = (
+        "_finish_sum", "_heap", "_offset_sum", "_page", "_residues", "_runs", "size", "steps",
+    )  # fmt: skip
 
     def __init__(self, page_size_tokens: int) -> None:
         self.steps = 0
+        self.size = 0
         self._page = page_size_tokens
         self._heap: list[
             tuple[int, int, Running]
@@ -79,16 +82,13 @@ class DecodeBatch:
         self._finish_sum = 0
         self._residues = [0] * page_size_tokens
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def __iter__(self):
         return iter(self._runs.values())
 
     @property
     def context_tokens(self) -> int:
         """Sum of the KV lengths of all requests."""
-        return self._offset_sum + len(self._heap) * self.steps
+        return self._offset_sum + self.size * self.steps
 
     @property
     def steps_to_first_finish(self) -> int:
@@ -97,12 +97,12 @@ class DecodeBatch:
 
     def outstanding_tokens(self) -> int:
         """Tokens that all requests together still have to make."""
-        return self._finish_sum - len(self._heap) * self.steps
+        return self._finish_sum - self.size * self.steps
 
     def pages_for(self, steps: int) -> int:
         """Pages that `steps` more steps need beyond those in use."""
         page = self._page
-        count = len(self._heap) * (steps // page)
+        count = self.size * (steps // page)
         rest = steps % page
         if rest:
             first = (page - rest - self.steps) % page
@@ -125,6 +125,7 @@ class DecodeBatch:
 
     def add(self, run: Running, kv_tokens: int, remaining: int) -> None:
         """`run` joins with `kv_tokens` in its KV cache and `remaining` > 0 tokens to make."""
+        self.size += 1
         run.finish_step = self.steps + remaining
         run.decode_offset = kv_tokens - self.steps
         self._offset_sum += run.decode_offset
@@ -161,6 +162,7 @@ class DecodeBatch:
 
     def _forget(self, run: Running) -> None:
         del self._runs[run.order]
+        self.size -= 1
         self._offset_sum -= run.decode_offset
         self._finish_sum -= run.finish_step
         self._residues[(run.decode_offset - 1) % self._page] -= 1

@@ -14,11 +14,14 @@ before it begins and gives back what was not needed. When not even one step's pa
 newest request is retracted.
 """
 
+# pyright: reportPrivateUsage=false
+# `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from typing import Any
 
 from simpy import Environment
 
@@ -57,7 +60,7 @@ class Scheduler:
         metrics: Metrics,
         options: EngineOptions,
     ) -> None:
-        self._env = env
+        self._env: Any = env  # its times are ints
         self._lanes = lanes
         self._tree = tree
         self._device = tree.tiers[DEVICE]
@@ -116,7 +119,7 @@ class Scheduler:
                 f"{self._device.capacity}: give a larger --l1"
             )
         self._orders += 1
-        run = Running(request, self._orders, int(self._env.now))
+        run = Running(request, self._orders, self._env._now)
         self._live[request.number] = run
         was_empty = not self._arriving and not self._returned
         self._arriving.append(run)
@@ -177,7 +180,7 @@ class Scheduler:
                 await self._idle()
             elif self._prefilling:
                 await self._prefill_step()
-            elif self._batch:
+            elif self._batch.size:
                 await self._decode_burst()
             elif self._closed and not self._live:
                 return
@@ -262,7 +265,7 @@ class Scheduler:
         run.todo_tokens = tokens - past or 1
         self._running += 1
         if run.admitted_ns < 0:
-            run.admitted_ns = int(self._env.now)
+            run.admitted_ns = self._env._now
             run.cached_pages = (held, 0, 0)
             run.reason = reason
             if reason:
@@ -308,7 +311,7 @@ class Scheduler:
         """Bring the pages up to `end` into L1; on failure the request computes them."""
         metrics, tree, env = self._metrics, self._tree, self._env
         held, goal = run.held, end.end
-        began_ns, under_decode_ns = int(env.now), self._decode_clock_ns()
+        began_ns, under_decode_ns = env._now, self._decode_clock_ns()
         mine, rest = tree.cut_pages(run.private_pages, goal - held)
         assert run.node is not None
         try:
@@ -328,7 +331,7 @@ class Scheduler:
             if run.retractions == 0:
                 from_host = max(0, min(match.host, goal) - held)
                 run.cached_pages = (held, from_host, goal - held - from_host)
-        took_ns = int(env.now) - began_ns
+        took_ns = env._now - began_ns
         run.restored_ns += took_ns
         metrics.restore_ns += took_ns
         metrics.restore_under_decode_ns += min(took_ns, self._decode_clock_ns() - under_decode_ns)
@@ -349,7 +352,7 @@ class Scheduler:
         """Time spent in decode bursts so far, the present one included."""
         if self._burst is None:
             return self._metrics.decode_ns
-        return self._metrics.decode_ns + int(self._env.now) - self._burst_start_ns
+        return self._metrics.decode_ns + self._env._now - self._burst_start_ns
 
     # ------------------------------------------------------------------ prefill
 
@@ -359,7 +362,7 @@ class Scheduler:
         prefilling = self._prefilling
         chunks: list[Chunk] = []
         computed: list[Running] = []
-        now = int(self._env.now)
+        now = self._env._now
         left = budget
         while prefilling and left:
             run = prefilling[0]
@@ -390,13 +393,13 @@ class Scheduler:
         """With mixed chunks: the decode batch that rides along, and the pages its one step
         needs.
         """
-        if not self._options.scheduler.mixed_chunk or not self._batch:
+        if not self._options.scheduler.mixed_chunk or not self._batch.size:
             return 0, 0, (), 0
         need = self._batch.pages_for(1)
         pages = self._tree.take(DEVICE, need)
         if pages is None:
             return 0, 0, (), 0
-        return len(self._batch), need, pages, self._batch.context_tokens
+        return self._batch.size, need, pages, self._batch.context_tokens
 
     def _computed(self, run: Running) -> None:
         """The prompt is in L1 and the first (or, after a retraction, the next) token is made."""
@@ -404,7 +407,7 @@ class Scheduler:
         self._prefill_outputs -= run.request.output_tokens - run.generated
         run.generated += 1
         if run.first_token_ns < 0:
-            run.first_token_ns = int(self._env.now)
+            run.first_token_ns = self._env._now
         if run.aborting:
             self._release(run)
             self._close_aborted(run)
@@ -430,14 +433,12 @@ class Scheduler:
     def _adopt(self, run: Running, end: Node) -> None:
         tree = self._tree
         assert run.node is not None
-        last, duplicates, pages, adopted = tree.adopt(end, run.held, run.private_pages)
+        run.node, duplicates, run.private_pages, adopted = tree.adopt(
+            run.node, end, run.held, run.private_pages
+        )
         run.private -= duplicates + adopted
-        run.private_pages = pages
+        run.held += duplicates + adopted
         self._metrics.duplicate_pages += duplicates
-        if last.end > run.held:
-            tree.repin(run.node, last, DEVICE)
-            run.node = last
-            run.held = last.end
 
     # ------------------------------------------------------------------ decode
 
@@ -456,14 +457,14 @@ class Scheduler:
         pages = tree.take(DEVICE, need)
         assert pages is not None
         requests = tuple(run.request.number for run in batch) if tree.named else ()
-        self._burst_start_ns = int(self._env.now)
-        self._burst = self._lanes.submit(Decode(len(batch), batch.context_tokens, steps, requests))
+        self._burst_start_ns = self._env._now
+        self._burst = self._lanes.submit(Decode(batch.size, batch.context_tokens, steps, requests))
         done = await self._burst
         self._burst = None
         metrics = self._metrics
         metrics.decode_bursts += 1
         metrics.decode_steps += done.steps
-        metrics.decode_ns += int(self._env.now) - self._burst_start_ns
+        metrics.decode_ns += self._env._now - self._burst_start_ns
         self._advance(done.steps, need, pages)
 
     def _advance(self, steps: int, reserved: int, pages: PageRuns) -> None:
@@ -501,7 +502,7 @@ class Scheduler:
         instead.
         """
         batch = self._batch
-        if len(batch) == 1:
+        if batch.size == 1:
             assert (
                 self.transfers.writes_pending or self.transfers.restores_pending or self._restoring
             )
@@ -590,7 +591,7 @@ class Scheduler:
         self._write_row(run)
 
     def _write_row(self, run: Running) -> None:
-        metrics, now = self._metrics, int(self._env.now)
+        metrics, now = self._metrics, self._env._now
         arrival, admitted, first = run.enqueued_ns, run.admitted_ns, run.first_token_ns
         metrics.requests += 1
         metrics.output_tokens += run.generated

@@ -12,13 +12,13 @@ pinned.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 from typing import Literal
 
 from hicache.allocator import Allocator, PageAllocator, PageCounter, cut
 from hicache.eviction import KEY_CAN_FALL, STRATEGIES, Key
-from hicache.node import Node
-from hicache.operations import PageRuns
+from hicache.node import HOST, STORAGE, Node
 from hicache.options import EvictionName
 
 
@@ -72,40 +72,64 @@ class Tier:
         node.offered &= ~self._bit
         self.offer(node)
 
-    def next_victim(self) -> Node | None:
-        """The candidate that the strategy lets go first; it stays at the top of the heap."""
-        heap, index = self._heap, self.index
-        while heap:
+    def evict(self, count: int, prune: Callable[[Node], None]) -> int:
+        """Free `count` pages, leaves first, as the strategy says; returns how many were freed.
+
+        By node, whole leaves go until the shortfall is covered; by page, exactly the shortfall,
+        from the tail of the last one. `prune` is called with a node that has no children and
+        nothing left here.
+        """
+        heap, index, bit, key_of = self._heap, self.index, self._bit, self._key
+        freed = lost = 0
+        while freed < count and heap:
             key, _, node = heap[0]
-            if not node.resident[index] or node.kids[index] or node.pins[index]:
-                node.offered &= ~self._bit
+            resident = node.resident
+            held = resident[index]
+            if not held or node.kids[index] or node.pins[index]:
+                node.offered &= ~bit
                 heappop(heap)
                 continue
-            current = self._key(node)
-            if current == key:
-                return node
-            if self.offers_on_access and current < key:
-                heappop(
-                    heap
-                )  # the newer entry, offered at the access, stands further up or is gone
-                if not node.offered & self._bit:
-                    self.offer(node)
+            current = key_of(node)
+            if current != key:
+                self._put_right(current, key, node)
                 continue
-            self._order += 1
-            heapreplace(heap, (current, self._order, node))
-        return None
+            part = held
+            if self.by_page and held > count - freed:
+                part = count - freed
+            resident[index] = left = held - part
+            freed += part
+            if self.named:
+                node.pages[index], gone = cut(node.pages[index], left)
+                self.allocator.give(gone, part)
+            if not resident[HOST] and not resident[STORAGE]:
+                lost += part
+            if left:
+                continue
+            heappop(heap)
+            node.offered &= ~bit
+            parent = node.parent
+            assert parent is not None
+            parent.kids[index] -= 1
+            if not parent.kids[index] and not parent.pins[index] and parent.resident[index]:
+                self.offer(parent)
+            if not node.children:
+                prune(node)
+        if not self.named:
+            self.allocator.give((), freed)
+        self.resident -= freed
+        self.evictable -= freed
+        self.evicted_pages += freed
+        self.lost_pages += lost
+        return freed
 
-    def trim(self, node: Node, count: int) -> None:
-        """Free the last `count` resident pages of an unpinned node."""
-        index = self.index
-        left = node.resident[index] - count
-        assert left >= 0
-        assert not node.pins[index], f"{node} is pinned"
-        node.resident[index] = left
-        self.resident -= count
-        self.evictable -= count
-        self.evicted_pages += count
-        freed: PageRuns = ()
-        if self.named:
-            node.pages[index], freed = cut(node.pages[index], left)
-        self.allocator.give(freed, count)
+    def _put_right(self, current: Key, key: Key, node: Node) -> None:
+        """The entry at the top of the heap is out of date: `node`'s key is `current` by now."""
+        if self.offers_on_access and current < key:
+            heappop(
+                self._heap
+            )  # a newer entry was made at the access; it stands further up or is gone
+            if not node.offered & self._bit:
+                self.offer(node)
+            return
+        self._order += 1
+        heapreplace(self._heap, (current, self._order, node))

@@ -207,9 +207,9 @@ class Transfers:
                     await self._store(node)
         except (TransferError, PredecessorError):
             self._metrics.dropped_pages["transfer_failed"] += node.end - first
+            self._on_change()
         finally:
             self.writes_pending -= 1
-            self._on_change()
 
     async def _store_again(self, node: Node) -> None:
         """L2 -> L3 for a path that L2 holds but L3 has lost or never got."""
@@ -219,7 +219,6 @@ class Transfers:
                 await self._store(node)
         finally:
             self.writes_pending -= 1
-            self._on_change()
 
     async def _store(self, node: Node) -> None:
         """L2 -> L3 for what L3 lacks of the path ending at `node`, whose host pages the caller has

@@ -283,7 +283,7 @@ class HiRadixTree:
         if short > 0:
             if short > owner.evictable:
                 return None
-            self.evict(tier, short)
+            owner.evict(short, self._prune)
         return owner.allocator.take(count)
 
     def give(self, tier: int, pages: PageRuns, count: int) -> None:
@@ -291,33 +291,10 @@ class HiRadixTree:
         self.tiers[tier].allocator.give(pages, count)
 
     def evict(self, tier: int, count: int) -> int:
-        """Free `count` pages of `tier`, leaves first; returns how many were freed (node by node:
-        maybe more).
+        """Free `count` pages of `tier`, leaves first; returns how many were freed (by node: maybe
+        more).
         """
-        owner = self.tiers[tier]
-        freed = 0
-        while freed < count:
-            node = owner.next_victim()
-            if node is None:
-                break
-            resident = node.resident
-            held = part = resident[tier]
-            if owner.by_page and held > count - freed:
-                part = count - freed
-            owner.trim(node, part)
-            freed += part
-            if not resident[HOST] and not resident[STORAGE]:
-                owner.lost_pages += part  # nobody else has them
-            if part == held:
-                parent = node.parent
-                assert parent is not None
-                kids = parent.kids
-                kids[tier] -= 1
-                if not kids[tier] and not parent.pins[tier] and parent.resident[tier]:
-                    owner.offer(parent)
-                if not node.children:
-                    self._prune(node)
-        return freed
+        return self.tiers[tier].evict(count, self._prune)
 
     def cut_pages(self, pages: PageRuns, count: int) -> tuple[PageRuns, PageRuns]:
         """The first `count` pages of a list, and the rest; nothing to do where pages are only
@@ -327,33 +304,37 @@ class HiRadixTree:
 
     # ------------------------------------------------------------------ publishing
 
-    def adopt(self, node: Node, held: int, pages: PageRuns) -> tuple[Node, int, PageRuns, int]:
-        """Make private L1 pages the tree's: `pages` are those of the path ending at `node` from
-        page `held` on.
+    def adopt(
+        self, pinned: Node, end: Node, held: int, pages: PageRuns
+    ) -> tuple[Node, int, PageRuns, int]:
+        """Make private L1 pages the tree's: `pages` are those of the path ending at `end` from page
+        `held` on.
 
-        Pages that L1 holds by now are duplicates and are freed. Adoption stops before a page that
-        is arriving in L1: that one belongs to its transfer. Returns (last node that L1 now holds in
-        full, duplicates, pages left to the caller, pages adopted).
+        The caller's L1 pin on `pinned`, which holds the first `held` pages, moves down to the last
+        node that L1 now holds in full. Pages that L1 got meanwhile are duplicates and are freed.
+        Adoption stops before a page that is arriving in L1: that one belongs to its transfer.
+        Returns (the node that is now pinned, duplicates, pages left to the caller, pages adopted).
 
             path   |--- held ---|--- adopted ---|-dup-|--- adopted ---|   all of it published
         """
         path: list[Node] = []
-        current = node
-        while current.parent is not None and current.end > held:
+        current = end
+        while current.parent is not None and current.depth + current.length > held:
             path.append(current)
             current = current.parent
-        owner = self.tiers[DEVICE]
-        last, duplicates, adopted = current, 0, 0
+        last, duplicates, adopted = pinned, 0, 0
         while path:
             current = path.pop()
             have = current.resident[DEVICE]
-            from_page = max(held - current.depth, 0)
+            from_page = held - current.depth
+            if from_page < 0:
+                from_page = 0
             if have < current.length and current.arrival[DEVICE] is not None:
                 break
-            doubled = max(0, have - from_page)
-            if doubled:
+            if have > from_page:
+                doubled = have - from_page
                 first, pages = cut(pages, doubled)
-                owner.allocator.give(first, doubled)
+                self.tiers[DEVICE].allocator.give(first, doubled)
                 duplicates += doubled
             new = current.length - have
             if new:
@@ -362,12 +343,11 @@ class HiRadixTree:
                     first, pages = cut(pages, new)
                     current.pages[DEVICE] = join(current.pages[DEVICE], first)
                 self.grow(current, DEVICE, new)
-                if not current.pins[DEVICE] and not current.kids[DEVICE]:
-                    owner.offer(current)
                 adopted += new
             last = current
-        if last is not node and not node.children:
-            self._prune(node)
+        self.repin(pinned, last, DEVICE)
+        if last is not end and not end.children:
+            self._prune(end)
         return last, duplicates, pages, adopted
 
     def grow(self, node: Node, tier: int, count: int) -> None:

@@ -97,18 +97,15 @@ class UntimedServer:
         tree = self._tree
         if held < request.prompt_pages:
             end = tree.extend(node, request.prompt_runs, request.priority)
-            last, duplicates, pages, adopted = tree.adopt(end, held, pages)
+            node, duplicates, pages, adopted = tree.adopt(node, end, held, pages)
             private -= duplicates + adopted
-            tree.repin(node, last, DEVICE)
-            node, held = last, request.prompt_pages
+            held = request.prompt_pages
         more = kv_tokens // self._page - held if self._caches_outputs else 0
         if more > 0:
             end = tree.append(node, self._private_key, more)
             self._private_key += more + 1
-            _, _, pages, adopted = tree.adopt(end, held, pages)
+            node, _, pages, adopted = tree.adopt(node, end, held, pages)
             private -= adopted
-            tree.repin(node, end, DEVICE)
-            node = end
         if private > 0:
             tree.give(DEVICE, pages, private)
         if self._has_lower_tiers:
