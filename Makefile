@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 # Replays the shipped trace on the measured H200 profile.
 demo: $(VENV)/.installed
-	$(BIN)/hicache replay data/agents.jsonl.gz --scenario data/demo.toml --out results/demo
+	$(BIN)/hicache replay data/agents.jsonl --scenario data/demo.toml --out results/demo
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/pytest

@@ -83,16 +83,13 @@ class BlockKeys:
         self._key_of: dict[int, int] | None = None
         # Key of each (key of the block before, id), once an id alone does not tell the prefix.
         self._key_after: dict[tuple[int, int], int] | None = None
+        # Whether some id followed two different prefixes.
+        self.unchained = False
 
     @property
     def unique_blocks(self) -> int:
         """Distinct blocks so far; the same id behind another prefix is another block."""
         return self._starts[-1]
-
-    @property
-    def unchained(self) -> bool:
-        """Whether some id followed two different prefixes."""
-        return self._key_after is not None
 
     def number(self, ids: list[int]) -> tuple[Runs, int, int]:
         """Take the next prompt's ids.
@@ -162,6 +159,7 @@ class BlockKeys:
     def _chain(self) -> None:
         """From now on, number blocks by their prefix; blocks so far keep their keys."""
         assert self._key_of is not None
+        self.unchained = True
         end = self._starts[-1]
         before = list(range(NO_BLOCK, end - 1))
         for start, expected in zip(self._starts, self._instead_of, strict=False):

@@ -73,7 +73,7 @@ def agrees_with_the_naive_ceiling(
 
 @pytest.mark.parametrize("pages", ["full", "partial"])
 @pytest.mark.parametrize("page_size_tokens", [1, 2, 4, 8])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(prompts=chained_prompts())
 def test_chained_ids(
     page_size_tokens: int, pages: str, prompts: list[tuple[list[int], int]]
@@ -89,7 +89,7 @@ def test_chained_ids(
 
 @pytest.mark.parametrize("pages", ["full", "partial"])
 @pytest.mark.parametrize("page_size_tokens", [1, 4, 8])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(prompts=chained_prompts(), skipped=st.integers(0, 4), seed=st.integers(0, 3))
 def test_chained_ids_that_are_hashes_or_a_slice(
     page_size_tokens: int,
@@ -107,7 +107,7 @@ def test_chained_ids_that_are_hashes_or_a_slice(
 
 @pytest.mark.parametrize("pages", ["full", "partial"])
 @pytest.mark.parametrize("page_size_tokens", [1, 4, 8])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(prompts=loose_prompts(), head=chained_prompts())
 def test_any_ids_at_all(
     page_size_tokens: int,
@@ -119,7 +119,7 @@ def test_any_ids_at_all(
     agrees_with_the_naive_ceiling(head + prompts, page_size_tokens, pages)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(prompts=st.one_of(chained_prompts(), loose_prompts()))
 def test_new_blocks_of_a_prompt_are_consecutive(prompts: list[tuple[list[int], int]]) -> None:
     keys = BlockKeys()

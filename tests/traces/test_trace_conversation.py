@@ -47,7 +47,7 @@ def test_page_keys_are_block_ids_times_pages_per_block() -> None:
                 keys = [id_ * 8 + index for id_ in row["hash_ids"] for index in range(8)]
                 found = [k for first, n in request.prompt_runs for k in range(first, first + n)]
                 assert found == keys[: row["input_length"] // 64]
-    starts = list(accumulate((r.arrival_ns for r in open_trace(CONVERSATION).requests(1)), max))
+    starts = list(accumulate((r.arrival_ns for r in open_trace(CONVERSATION).requests(512)), max))
     assert starts[0] == 0
     assert starts[-1] == 3_536_999 * 10**6
 

@@ -45,7 +45,7 @@ def test_a_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.gz", "b.jsonl.gz"]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 1 << 40),
     system_prompts=st.integers(1, 5),
@@ -119,15 +119,15 @@ def test_a_turn_repeats_all_full_blocks_of_the_turn_before() -> None:
 
 
 def test_options_mean_what_they_say() -> None:
-    options = AgentOptions(seed=5, hours=20, longest_prompt_tokens=10_000_000)
+    options = AgentOptions(seed=5, hours=10, turns_mean=6, longest_prompt_tokens=10_000_000)
     traffic = AgentTraffic(options)
     sessions = len(traffic.system_prompt_of)
-    assert sessions / 20 == pytest.approx(400, rel=0.05)
-    assert len(traffic.turns) / sessions == pytest.approx(24, rel=0.1)
+    assert sessions / 10 == pytest.approx(400, rel=0.05)
+    assert len(traffic.turns) / sessions == pytest.approx(6, rel=0.05)
     assert statistics.median(t.output_tokens for t in traffic.turns) == pytest.approx(120, rel=0.05)
     counts = [traffic.system_prompt_of.count(rank) for rank in range(16)]
     assert counts[0] / counts[1] == pytest.approx(2, rel=0.15)
-    flat = AgentTraffic(replace(options, hours=1, output_sigma=0, system_prompt_sigma=0))
+    flat = AgentTraffic(replace(options, hours=0.5, output_sigma=0, system_prompt_sigma=0))
     assert {turn.output_tokens for turn in flat.turns} == {120}
     assert set(flat.system_prompt_tokens) == {6000}
 

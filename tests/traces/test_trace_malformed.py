@@ -66,7 +66,8 @@ BAD_LINES = {
     "too many ids": (
         line([0, 1], 512, 1000),
         "hash_ids: 2 ids do not match input_length 512, which is 1 block of 512 tokens; perhaps "
-        "the trace has another block size: --block-size 256 fits this line and 1 of the 3 read with it",
+        "the trace has another block size: --block-size 256 fits this line and 1 of the 3 read "
+        "with it",
     ),
     "too few ids": (line([0, 1], 2000, 1000), "2 ids do not match input_length 2000, which is 4 "),
     "no ids": (line([], 513, 1000), "hash_ids: 0 ids do not match input_length 513"),

@@ -92,12 +92,9 @@ def test_names_and_format(tmp_path: Path) -> None:
 def test_arrivals_count_from_the_first_request_and_are_divided_by_speed(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", [line([0], 1, t) for t in (5000, 5000.25, 5003)])
     assert [r.arrival_ns for r in open_trace(path).requests(1)] == [0, 250_000, 3_000_000]
-    assert [r.arrival_ns for r in open_trace(path, speed=0.5).requests(1)] == [
-        0,
-        500_000,
-        6_000_000,
-    ]
-    assert [r.arrival_ns for r in open_trace(path, speed=3).requests(1)] == [0, 83_333, 1_000_000]
+    slow, fast = open_trace(path, speed=0.5), open_trace(path, speed=3)
+    assert [r.arrival_ns for r in slow.requests(1)] == [0, 500_000, 6_000_000]
+    assert [r.arrival_ns for r in fast.requests(1)] == [0, 83_333, 1_000_000]
 
 
 @pytest.mark.parametrize("speed", [0, -1, float("nan"), float("inf"), 1e-9])
@@ -149,7 +146,7 @@ def test_ids_that_are_not_chained_are_said_so(tmp_path: Path) -> None:
 
 
 def test_it_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests come before the rest of the file has been read, and closing early closes the file."""
+    """Requests come before the rest of the file is read, and closing early closes the file."""
     monkeypatch.setattr(source_module, "PIECE_BYTES", 1000)
     lines = [line([0], 512, t) for t in range(100)] + ["no json"]
     trace = open_trace(write_lines(tmp_path / "t", lines))
@@ -173,7 +170,7 @@ def test_pieces_of_any_size_give_the_same_requests(
 
 @pytest.mark.parametrize("how", ["plain", "gzip", "zstd"])
 def test_standard_input_can_be_read_once(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    text = "".join(f"{each}\n" for each in LINES * 1).encode()
+    text = "".join(f"{each}\n" for each in LINES).encode()
     stdin = io.TextIOWrapper(io.BytesIO(packed(text, how)))
     monkeypatch.setattr(sys, "stdin", stdin)
     trace = open_trace("-")
@@ -216,7 +213,7 @@ def test_progress_is_told_in_bytes_of_the_file(tmp_path: Path, how: str) -> None
 
 
 def test_importing_traces_is_cheap() -> None:
-    heavy = "numpy pandas pyarrow rich matplotlib simpy".split()
+    heavy = ["numpy", "pandas", "pyarrow", "rich", "matplotlib", "simpy"]
     program = (
         "import sys, traces, traces.reader, traces.progress, traces.generator, traces.__main__;"
         f"print([name for name in {heavy!r} if name in sys.modules])"

@@ -1,4 +1,4 @@
-"""What the tests of `traces` share: where real traces lie, how to write small ones, a naive ceiling."""
+"""What the tests of `traces` share: where real traces lie, small ones, a naive ceiling."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def keys_of(runs: Iterable[tuple[int, int]]) -> list[int]:
 
 
 class NaiveCeiling:
-    """An infinite cache of pages, each known by all ids up to its block and its place in that block."""
+    """An infinite cache of pages, each known by all ids up to its block and its place in it."""
 
     def __init__(self, block_tokens: int, page_size_tokens: int, pages: str) -> None:
         self.block_tokens = block_tokens
