@@ -21,7 +21,6 @@ from hicache.ports import Lanes
 from hicache.requests import Request
 from hicache.restore_policy import make_policy
 from hicache.scheduler import Scheduler
-from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
 from hicache.untimed import UntimedServer
 
@@ -43,10 +42,7 @@ class Engine:
         self.scheduler = Scheduler(
             env, lanes, self.tree, self.policy, self.belief, self.metrics, options
         )
-        self.transfers = Transfers(
-            env, lanes, self.tree, options, self.metrics, self.belief, self.scheduler.changed
-        )
-        self.scheduler.transfers = self.transfers
+        self.transfers = self.scheduler.transfers
         if options.check_every_steps:
             self.scheduler.on_step = self._check_now_and_then
         self._steps_unchecked = 0

@@ -20,9 +20,9 @@ class Running:
     """The engine's state of one request. Pages and tokens are counts, times ns."""
 
     __slots__ = (
-        "aborting", "admitted_ns", "cached_pages", "decode_offset", "enqueued_ns",
-        "finish_step", "first_token_ns", "generated", "held", "node", "order", "past_tokens",
-        "phase", "prefill_start_ns", "private", "private_pages", "reason", "request", "restore_failed",
+        "aborting", "admitted_ns", "cached_pages", "decode_offset", "enqueued_ns", "finish_step",
+        "first_token_ns", "generated", "held", "node", "order", "past_tokens", "phase",
+        "prefill_start_ns", "private", "private_pages", "reason", "request", "restore_failed",
         "restored_ns", "retractions", "todo_tokens",
     )  # fmt: skip
 

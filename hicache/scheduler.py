@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
 from typing import Any
 
 from simpy import Environment
@@ -29,20 +28,19 @@ from hicache.allocator import cut, join
 from hicache.arrival import Arrival
 from hicache.cost_model import CostModel
 from hicache.errors import InputError, PredecessorError, TransferError
+from hicache.holdings import Holdings
 from hicache.kernel import Pending, Signal, Sleep, Task
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, Node
 from hicache.operations import Chunk, Completion, Decode, PageRuns, Prefill
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
+from hicache.queue import RequestQueue
 from hicache.requests import Request, without_last_page
 from hicache.restore_policy import Policy
 from hicache.running import DecodeBatch, Running
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree, Match
-
-# Keys of pages that no prompt names (outputs): far below all others, never used twice.
-FIRST_PRIVATE_KEY = -(1 << 62)
 
 
 class Scheduler:
@@ -72,21 +70,16 @@ class Scheduler:
         self._max_running = options.scheduler.max_running_requests
         self._reserve = options.scheduler.output_reserve_fraction
         self._caps_hits = options.cache.hit_cap == "last_token_computed"
-        self._caches_outputs = options.cache.outputs == "cached"
-        self._writes_at_prefill = options.cache.write_at == "prefill"
-        self.transfers: Transfers  # set by the engine: the two call each other
+        self.transfers = Transfers(env, lanes, tree, options, metrics, belief, self.changed)
+        self._holdings = Holdings(tree, self.transfers, options, metrics)
         self.on_step: Callable[[], None] | None = None
-        self._arriving: deque[Running] = deque()  # queue: new requests, in order
-        self._returned: list[
-            tuple[int, Running]
-        ] = []  # queue: retracted or joined ones, older than those
+        self._queue = RequestQueue()
         self._prefilling: deque[Running] = deque()
         self._batch = DecodeBatch(self._page)
         self._live: dict[int, Running] = {}  # by request number
         self._running = 0
         self._restoring = 0
         self._orders = 0
-        self._private_key = FIRST_PRIVATE_KEY
         self._wake: Signal[None] | None = None
         self._burst: Pending[Completion] | None = None
         self._burst_start_ns = 0
@@ -114,19 +107,18 @@ class Scheduler:
         pages = -(-(request.prompt_tokens + max(request.output_tokens, 1) - 1) // self._page)
         if pages > self._device.capacity:
             raise InputError(
-                f"request {request.number}: its prompt of {request.prompt_tokens} tokens and output "
-                f"of {request.output_tokens} need {pages} pages of {self._page} tokens, but L1 has "
+                f"request {request.number}: its prompt of {request.prompt_tokens} tokens and "
+                f"output of {request.output_tokens} need {pages} pages of {self._page} tokens, but L1 has "
                 f"{self._device.capacity}: give a larger --l1"
             )
         self._orders += 1
         run = Running(request, self._orders, self._env._now)
         self._live[request.number] = run
-        was_empty = not self._arriving and not self._returned
-        self._arriving.append(run)
-        waiting = len(self._arriving) + len(self._returned)
+        self._queue.join(run)
+        waiting = len(self._queue)
         if waiting > self._metrics.max_waiting:
             self._metrics.max_waiting = waiting
-        if was_empty:  # behind others it changes nothing: the queue is served in order
+        if waiting == 1:  # behind others it changes nothing: the queue is served in order
             self.poke()
 
     def abort(self, number: int) -> bool:
@@ -157,7 +149,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._arriving) + len(self._returned)
+        return len(self._queue)
 
     @property
     def running(self) -> int:
@@ -172,7 +164,7 @@ class Scheduler:
         while True:
             if self._aborting:
                 self._drop_aborted()
-            if self._arriving or self._returned:
+            if self._queue:
                 self._admit()
             if self.on_step is not None:
                 self.on_step()
@@ -201,23 +193,11 @@ class Scheduler:
                 return
             self._short = 0
         while self._running < self._max_running:
-            if self._returned:
-                run = self._returned[0][1]
-            elif self._arriving:
-                run = self._arriving[0]
-            else:
-                break
-            if not self._start(run):
+            run = self._queue.head()
+            if run is None or not self._start(run):
                 break
         if self._running > self._metrics.max_running:
             self._metrics.max_running = self._running
-
-    def _dequeue(self, run: Running) -> None:
-        if self._returned and self._returned[0][1] is run:
-            heappop(self._returned)
-        else:
-            first = self._arriving.popleft()
-            assert first is run
 
     def _start(self, run: Running) -> bool:
         """Admit `run`, or let it wait for somebody's restore; False if it does not fit now."""
@@ -231,7 +211,7 @@ class Scheduler:
         if match.depth > held and not run.restore_failed:
             arrival = tree.arriving_at(match.node, DEVICE, held)
             if arrival is not None:
-                self._dequeue(run)
+                self._queue.pop()
                 Task(self._join(run, arrival))
                 return True
             if match.host > held or match.storage > held:
@@ -254,7 +234,7 @@ class Scheduler:
             self._short = need + 1
             tree.unpin(node, DEVICE)
             return False
-        self._dequeue(run)
+        self._queue.pop()
         end = tree.cut_at(match.node, goal) if goal > held else node
         pages = tree.take(DEVICE, need)
         assert pages is not None
@@ -300,12 +280,8 @@ class Scheduler:
         if run.aborting:
             self._close_aborted(run)
             return
-        self._requeue(run)
+        self._queue.rejoin(run)
         self.poke()
-
-    def _requeue(self, run: Running) -> None:
-        run.phase = "queued"
-        heappush(self._returned, (run.order, run))
 
     async def _restore(self, run: Running, end: Node, match: Match) -> None:
         """Bring the pages up to `end` into L1; on failure the request computes them."""
@@ -412,33 +388,13 @@ class Scheduler:
             self._release(run)
             self._close_aborted(run)
             return
-        self._insert(run)
+        self._holdings.leave_prompt(run)
         remaining = run.request.output_tokens - run.generated
         if remaining <= 0:
             self._finish(run, kv_tokens)
         else:
             run.phase = "decoding"
             self._batch.add(run, kv_tokens, remaining)
-
-    def _insert(self, run: Running) -> None:
-        """Leave the prompt's pages to the tree, and begin to write them through."""
-        tree, request = self._tree, run.request
-        if run.held < request.prompt_pages:
-            assert run.node is not None
-            end = tree.extend(run.node, request.prompt_runs, request.priority)
-            self._adopt(run, end)
-            if self._writes_at_prefill:
-                self.transfers.write_through(run.node)
-
-    def _adopt(self, run: Running, end: Node) -> None:
-        tree = self._tree
-        assert run.node is not None
-        run.node, duplicates, run.private_pages, adopted = tree.adopt(
-            run.node, end, run.held, run.private_pages
-        )
-        run.private -= duplicates + adopted
-        run.held += duplicates + adopted
-        self._metrics.duplicate_pages += duplicates
 
     # ------------------------------------------------------------------ decode
 
@@ -517,45 +473,21 @@ class Scheduler:
         run.restore_failed = False
         self._metrics.retractions += 1
         self._metrics.retracted_tokens += run.generated
-        self._requeue(run)
+        self._queue.rejoin(run)
         return True
 
     # ------------------------------------------------------------------ endings
 
     def _finish(self, run: Running, kv_tokens: int) -> None:
-        """All tokens are made: cache the output (all but its last token), free the rest, write the
-        row.
-        """
-        if self._caches_outputs:
-            self._insert_output(run, kv_tokens // self._page)
-        if run.held:
-            assert run.node is not None
-            self.transfers.write_through(run.node)
-        self._release(run)
+        """All tokens are made: leave the pages to the cache, write the row."""
+        self._holdings.leave_all(run, kv_tokens)
+        self._running -= 1
         run.phase = "finished"
         del self._live[run.request.number]
         self._write_row(run)
 
-    def _insert_output(self, run: Running, full_pages: int) -> None:
-        request = run.request
-        if run.held < request.prompt_pages:
-            self._insert(run)  # an arrival stood in the way when the prompt was computed
-        more = full_pages - run.held
-        if run.held != request.prompt_pages or more <= 0 or run.node is None:
-            return
-        end = self._tree.append(run.node, self._private_key, more)
-        self._private_key += more + 1
-        self._adopt(run, end)
-
     def _release(self, run: Running) -> None:
-        """Give back what only `run` used."""
-        assert run.private >= 0, run.private
-        if run.private:
-            self._tree.give(DEVICE, run.private_pages, run.private)
-            run.private, run.private_pages = 0, ()
-        assert run.node is not None
-        self._tree.unpin(run.node, DEVICE)
-        run.node, run.held = None, 0
+        self._holdings.release(run)
         self._running -= 1
 
     def _drop_aborted(self) -> None:
@@ -565,10 +497,7 @@ class Scheduler:
         aborting, self._aborting = self._aborting, []
         for run in aborting:
             if run.phase == "queued":
-                if any(other is run for _, other in self._returned):
-                    self._returned = sorted(e for e in self._returned if e[1] is not run)
-                else:
-                    self._arriving.remove(run)
+                self._queue.remove(run)
                 self._close_aborted(run)
             elif run.phase == "prefilling":
                 self._prefilling.remove(run)

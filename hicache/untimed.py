@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hicache.errors import InputError, PredecessorError, TransferError
+from hicache.holdings import FIRST_PRIVATE_KEY
 from hicache.kernel import Task
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, Node
 from hicache.operations import PageRuns
 from hicache.options import EngineOptions
 from hicache.requests import Request, without_last_page
-from hicache.scheduler import FIRST_PRIVATE_KEY
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
 

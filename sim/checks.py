@@ -6,6 +6,7 @@ know before believing a number is a warning, one sentence each, that starts with
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hicache.errors import HiCacheError
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class SelfCheckError(HiCacheError):
-    """A run contradicts itself: a bug here. Arguments: a message that starts with the check's name."""
+    """A run contradicts itself: a bug here. Arguments: a message that starts with the check's
+    name.
+    """
 
 
 def run_checks(run: Run, rows: Rows) -> list[str]:
@@ -98,7 +101,7 @@ def overload(run: Run, rows: Rows) -> list[str]:
     drain = metrics.last_token_ns - arrivals[-1]
     quarter = len(rows) // 4
     waits = [sum(queue[k * quarter : (k + 1) * quarter]) / quarter for k in range(4)]
-    grows = all(early < late for early, late in zip(waits, waits[1:], strict=False))
+    grows = all(early < late for early, late in pairwise(waits))
     if span <= 0 or not grows or drain < span * 0.02 or waits[3] < span * 0.01:
         return []
     speed = run.trace.speed * span / (span + drain) * 0.9

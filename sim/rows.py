@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import cast
 
 from hicache.metrics import ROW_FIELDS, Metrics
 from scenario.columns import Columns
@@ -33,7 +34,7 @@ class Rows:
         """One of ROW_FIELDS."""
         if name not in self._cache:
             values = self._metrics.column(name)
-            self._cache[name] = array("q", self._sorted(values))
+            self._cache[name] = array("q", cast("Sequence[int]", self._sorted(values)))
         return self._cache[name]
 
     def tpot_ns(self) -> list[int | None]:

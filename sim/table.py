@@ -16,7 +16,9 @@ def print_summary(summary: Mapping[str, Any], folder: str | None = None) -> None
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)
     table = Table(box=box.SIMPLE_HEAD, title=_title(summary), title_justify="left", pad_edge=False)
     table.add_column("")
     for name in ("tokens", "of prompt", "of pages", "last half", "capacity", "evicted"):
@@ -30,14 +32,16 @@ def print_summary(summary: Mapping[str, Any], folder: str | None = None) -> None
     if moved:
         console.print(_transfers(moved, Table(box=box.SIMPLE_HEAD, pad_edge=False)))
     for line in _lines(summary):
-        console.print(line)
+        console.print(line, soft_wrap=True)
     for warning in summary["warnings"]:
-        console.print(f"[yellow]warning:[/] {_plain(warning)}")
+        console.print(f"[yellow]warning:[/] {_plain(warning)}", soft_wrap=True)
     if summary["estimates"]:
         keys = ", ".join(each["key"] for each in summary["estimates"])
-        console.print(f"[yellow]estimates[/] (nobody measured them; see summary.json): {keys}")
+        console.print(
+            f"[yellow]estimates[/] (not measured; see summary.json): {keys}", soft_wrap=True
+        )
     if folder:
-        console.print(f"result: {_plain(folder)}")
+        console.print(f"result: {_plain(folder)}", soft_wrap=True)
 
 
 def _title(summary: Mapping[str, Any]) -> str:

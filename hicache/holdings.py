@@ -1,0 +1,90 @@
+"""What a running request holds of L1: a pinned part that is the tree's, and private pages behind
+it.
+
+    |------ held: the tree's, pinned ------|---- private ----|      pages of one request
+                                     node ^
+
+Pages change hands in one direction: when the prompt is computed, and again when the request is
+done, private pages become the tree's; in the end the pin goes and what is still private is free.
+"""
+
+from __future__ import annotations
+
+from hicache.metrics import Metrics
+from hicache.node import DEVICE, Node
+from hicache.options import EngineOptions
+from hicache.running import Running
+from hicache.transfers import Transfers
+from hicache.tree import HiRadixTree
+
+# Keys of pages that no prompt names (outputs): far below all others, never used twice.
+FIRST_PRIVATE_KEY = -(1 << 62)
+
+
+class Holdings:
+    """Gives pages of requests to the tree, and the rest back."""
+
+    def __init__(
+        self, tree: HiRadixTree, transfers: Transfers, options: EngineOptions, metrics: Metrics
+    ) -> None:
+        self._tree = tree
+        self._transfers = transfers
+        self._metrics = metrics
+        self._page = options.page_size_tokens
+        self._caches_outputs = options.cache.outputs == "cached"
+        self._writes_at_prefill = options.cache.write_at == "prefill"
+        self._private_key = FIRST_PRIVATE_KEY
+
+    def leave_prompt(self, run: Running) -> None:
+        """The prompt is computed: its pages become the tree's, as far as no arrival is in the
+        way.
+        """
+        request = run.request
+        if run.held < request.prompt_pages:
+            assert run.node is not None
+            end = self._tree.extend(run.node, request.prompt_runs, request.priority)
+            self._adopt(run, end)
+            if self._writes_at_prefill:
+                self._transfers.write_through(run.node)
+
+    def leave_all(self, run: Running, kv_tokens: int) -> None:
+        """The request is done with `kv_tokens` tokens in L1: cache its output (all but its last
+        token) behind the prompt, write through what lower tiers lack, and let go.
+        """
+        if self._caches_outputs:
+            self._leave_output(run, kv_tokens // self._page)
+        if run.held:
+            assert run.node is not None
+            self._transfers.write_through(run.node)
+        self.release(run)
+
+    def release(self, run: Running) -> None:
+        """Undo the pin and free what is private."""
+        assert run.private >= 0, run.private
+        if run.private:
+            self._tree.give(DEVICE, run.private_pages, run.private)
+            run.private, run.private_pages = 0, ()
+        assert run.node is not None
+        self._tree.unpin(run.node, DEVICE)
+        run.node, run.held = None, 0
+
+    def _leave_output(self, run: Running, full_pages: int) -> None:
+        prompt_pages = run.request.prompt_pages
+        if run.held < prompt_pages:
+            self.leave_prompt(run)  # an arrival stood in the way when the prompt was computed
+        more = full_pages - run.held
+        if run.held != prompt_pages or more <= 0:
+            return
+        assert run.node is not None
+        end = self._tree.append(run.node, self._private_key, more)
+        self._private_key += more + 1
+        self._adopt(run, end)
+
+    def _adopt(self, run: Running, end: Node) -> None:
+        assert run.node is not None
+        run.node, duplicates, run.private_pages, adopted = self._tree.adopt(
+            run.node, end, run.held, run.private_pages
+        )
+        run.private -= duplicates + adopted
+        run.held += duplicates + adopted
+        self._metrics.duplicate_pages += duplicates
