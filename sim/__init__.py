@@ -1,1 +1,3 @@
-"""The simulated machine behind the engine's port, and replay on it. Knows nothing of real devices."""
+"""The simulated machine behind the engine's port, and replay on it. Knows nothing of real
+devices.
+"""

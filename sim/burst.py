@@ -10,13 +10,10 @@ so that the list and the single answers agree exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, repeat
 from math import sqrt
 
-import numpy as np
-
 SHIFT = 10
-# From so many steps on, numpy lists their ends faster than Python does.
-MANY = 40
 
 Piece = tuple[int, int, int, int]
 
@@ -32,21 +29,20 @@ class Burst:
 
     def end_ns(self, step: int) -> int:
         """When step `step` ends."""
-        for piece in reversed(self._pieces):
-            if step > piece[0]:
-                break
-        else:
-            return 0
-        before, base, first, more = piece
+        number = len(self._pieces) - 1
+        while number and step <= self._pieces[number][0]:
+            number -= 1
+        before, base, first, more = self._pieces[number]
         done = step - before
         return (base + done * first + (done * (done - 1) >> 1) * more) >> SHIFT
 
     def step_at(self, elapsed_ns: int) -> int:
         """The first step that ends at `elapsed_ns` or later; the last one if none does."""
-        for before, base, first, more in reversed(self._pieces):
-            if base >> SHIFT < elapsed_ns:
-                break
-        else:
+        number = len(self._pieces) - 1
+        while number and self._pieces[number][1] >> SHIFT >= elapsed_ns:
+            number -= 1
+        before, base, first, more = self._pieces[number]
+        if elapsed_ns <= 0:
             return 1
         # end(k) is a quadratic of k; the guess from its root is off by rounding at most.
         rest, half = float((elapsed_ns << SHIFT) - base), more / 2
@@ -67,13 +63,8 @@ class Burst:
                 break
             after = self._pieces[number + 1][0] if number + 1 < len(self._pieces) else steps
             count = min(after, steps) - before
-            if count < MANY:
-                end = base
-                for cost in range(first, first + count * more, more) if more else [first] * count:
-                    end += cost
-                    ends.append(start_ns + (end >> SHIFT))
-            else:
-                done = np.arange(1, count + 1, dtype=np.int64)
-                sums = base + done * first + (done * (done - 1) >> 1) * more
-                ends += ((sums >> SHIFT) + start_ns).tolist()
+            costs = range(first, first + count * more, more) if more else repeat(first, count)
+            sums = accumulate(costs, initial=base)
+            next(sums)
+            ends += [start_ns + (end >> SHIFT) for end in sums]
         return tuple(ends)

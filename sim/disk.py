@@ -69,6 +69,8 @@ class BlockTimes:
         for concurrent, points in samples.items():
             # One sample is a rate: a straight line from nothing.
             self._lines[concurrent] = line(points if len(points) > 1 else [(0, 0.0), *points])
+        # From this size on all samples are rates, so that gains are the same.
+        self._largest = max(times.xs[-1] for times in self._lines.values())
         self._gains: dict[tuple[float, int], int] = {}
 
     def alone_ns(self, block_bytes: float) -> float:
@@ -83,6 +85,7 @@ class BlockTimes:
         """
         if active == 1:
             return PERMILLE
+        block_bytes = min(block_bytes, self._largest)
         found = self._gains.get((block_bytes, active))
         if found is None:
             found = self._gains[block_bytes, active] = self._gain(block_bytes, active)

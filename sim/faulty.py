@@ -10,10 +10,8 @@ lanes holds the faults too.
 from __future__ import annotations
 
 from random import Random
-from typing import cast
 
 from simpy import Environment
-from simpy.events import Event
 
 from hicache.errors import TransferError
 from hicache.kernel import Pending, post, stamp
@@ -94,11 +92,11 @@ class _Fate:
         self._late_ns = late_ns
         self._outcome: Completion | BaseException | None = None
 
-    def device_done(self, inner: Event) -> None:
+    def device_done(self, inner: Pending[Completion]) -> None:
         """The lanes inside are done with it: settle now, or when the delay is over."""
         outer = self._outer
         self._lanes.forget(outer.number)
-        self._outcome = cast("Completion | BaseException", inner._value)
+        self._outcome = inner.value
         if isinstance(self._outcome, BaseException):
             inner._defused = True
         elif self._fails:
@@ -110,9 +108,9 @@ class _Fate:
         if self._late_ns:
             Timer(outer.env, self._late_ns, [self._settle])
         else:
-            self._settle(inner)
+            self._settle()
 
-    def _settle(self, event: Event) -> None:
+    def _settle(self, timer: Timer | None = None) -> None:
         outer, outcome = self._outer, self._outcome
         assert outcome is not None
         env = outer.env

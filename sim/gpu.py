@@ -8,17 +8,15 @@ steps that were done.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from simpy import Environment
-from simpy.events import Event
 
 from hicache.kernel import Pending
 from hicache.operations import Completion, Decode, Prefill
 from sim.burst import Burst
 from sim.report import report
 from sim.step_model import StepModel
-from sim.timer import Timer
+from sim.timer import Callbacks, Timer
 
 
 class _Job:
@@ -47,7 +45,7 @@ class Gpu:
         self._running: _Job | None = None
         self._queue: deque[_Job] = deque()
         self._timer: Timer | None = None
-        self._callbacks: list[Callable[[Event], None]] = [self._on_timer]
+        self._callbacks: Callbacks = [self._on_timer]
 
     def submit(
         self, pending: Pending[Completion], operation: Prefill | Decode, ready_ns: int
@@ -91,8 +89,8 @@ class Gpu:
         self._running = job
         self._timer = Timer(self._env, job.finish_ns - now, self._callbacks)
 
-    def _on_timer(self, event: Event) -> None:
-        if event is not self._timer:
+    def _on_timer(self, timer: Timer) -> None:
+        if timer is not self._timer:
             return
         job = self._running
         assert job is not None

@@ -15,11 +15,9 @@ GPU does not slow steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Literal
 
 from simpy import Environment
-from simpy.events import Event
 
 from hicache.errors import InputError
 from hicache.kernel import Pending
@@ -28,7 +26,7 @@ from scenario.profile import Curve, PcieProfile
 from sim.curves import line
 from sim.host import Host
 from sim.report import report
-from sim.timer import Timer
+from sim.timer import Callbacks, Timer
 
 TransferMode = Literal["staged", "kernel", "dma"]
 FULL_SPEED = 1000
@@ -114,8 +112,8 @@ class Link:
             way.share(profile.duplex_bytes_per_s.value)
         self._at = 0
         self._timer: Timer | None = None
-        self._callbacks: list[Callable[[Event], None]] = [self._on_timer]
-        self._after_callbacks: list[Callable[[Event], None]] = [self._on_scattered]
+        self._callbacks: Callbacks = [self._on_timer]
+        self._after_callbacks: Callbacks = [self._on_scattered]
 
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
         """Take a copy that the engine has ready at `ready_ns`."""
@@ -192,8 +190,8 @@ class Link:
                 up_left -= (until - at) * up_speed
             at = until
 
-    def _on_timer(self, event: Event) -> None:
-        if event is not self._timer:
+    def _on_timer(self, timer: Timer) -> None:
+        if timer is not self._timer:
             return
         now = int(self._env.now)
         self._settle(now)
@@ -216,20 +214,21 @@ class Link:
         else:
             report(transfer.pending, operation, transfer.started_ns, now)
 
-    def _on_scattered(self, event: Event) -> None:
-        assert isinstance(event, _Scatter)
-        transfer = event.transfer
+    def _on_scattered(self, timer: _Scatter) -> None:
+        transfer = timer.transfer
         report(transfer.pending, transfer.operation, transfer.started_ns, int(self._env.now))
 
 
 class _Scatter(Timer):
     """The end of a CPU scatter behind a D2H."""
 
+    __slots__ = ("transfer",)
+
     def __init__(
         self,
         env: Environment,
         delay_ns: int,
-        callbacks: list[Callable[[Event], None]],
+        callbacks: Callbacks,
         transfer: _Transfer,
     ) -> None:
         self.transfer = transfer

@@ -1,4 +1,5 @@
-"""One replay: a scenario's trace through the engine on the simulated machine, from files to results.
+"""One replay: a scenario's trace through the engine on the simulated machine, from files to
+results.
 
 Everything that a run depends on is in the scenario and in the files that it names; the outcome is a
 summary, one row a request, and the scenario as resolved. Nothing here prints or writes a result.

@@ -24,9 +24,8 @@ from math import lcm
 from typing import Generic, TypeVar
 
 from simpy import Environment
-from simpy.events import Event
 
-from sim.timer import Timer
+from sim.timer import Callbacks, Timer
 
 T = TypeVar("T")
 
@@ -95,7 +94,7 @@ class SharedDevice(Generic[T]):
         self._joining: list[tuple[int, int, _Share[T]]] = []
         self._waiting: deque[_Share[T]] = deque()
         self._timer: Timer | None = None
-        self._callbacks: list[Callable[[Event], None]] = [self._on_timer]
+        self._callbacks: Callbacks = [self._on_timer]
 
     @property
     def in_use(self) -> int:
@@ -137,8 +136,8 @@ class SharedDevice(Generic[T]):
         self._clock += (now - self._at) * self._speed
         self._at = now
 
-    def _on_timer(self, event: Event) -> None:
-        if event is self._timer:
+    def _on_timer(self, timer: Timer) -> None:
+        if timer is self._timer:
             self._settle()
             self._rearrange()
 

@@ -1,6 +1,6 @@
-"""A light timer: one SimPy event that calls a device back.
+"""A light timer: calls a device back.
 
-A device keeps the one timer that counts and compares it with the event it is called with: when a
+A device keeps the one timer that counts and compares it with the one it is called with: when a
 schedule changes, a new timer is made and the old one finds itself outdated when it comes. Outdated
 timers stay in SimPy's queue, so the environment's clock may run on past the last completion: take
 the end of a run from completions, not from the clock.
@@ -9,19 +9,21 @@ the end of a run from completions, not from the clock.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 from simpy import Environment
 from simpy.events import NORMAL, Event
 
+# What a device's timers call. A list, because that is what SimPy takes; nobody changes it.
+Callbacks = list[Callable[[Any], None]]
 
-class Timer(Event):
-    """Calls `callbacks` after `delay_ns`. A device's timers share the list; nobody changes it."""
 
-    def __init__(
-        self, env: Environment, delay_ns: int, callbacks: list[Callable[[Event], None]]
-    ) -> None:
-        self.env = env
-        self.callbacks = callbacks  # type: ignore[assignment]
+class Timer:
+    """Calls `callbacks`, with itself, after `delay_ns`. To SimPy it is what an Event is."""
+
+    __slots__ = ("_ok", "callbacks")
+
+    def __init__(self, env: Environment, delay_ns: int, callbacks: Callbacks) -> None:
+        self.callbacks: Callbacks | None = callbacks
         self._ok = True
-        self._value = None
-        env.schedule(self, NORMAL, delay_ns)
+        env.schedule(cast(Event, self), NORMAL, delay_ns)

@@ -141,7 +141,7 @@ class LanesContract:
         if self.takes_time:
             # Posted at the instant at which the device is done, and seen later.
             assert env.now > 0
-            assert not pending.processed
+            assert pending.callbacks is not None
             assert before_ns <= env.now
             answer = pending._value
             if isinstance(answer, Completion):

@@ -73,7 +73,8 @@ def test_an_unknown_machine_is_told_the_known_and_the_nearest():
         load_profile("nvidia-h20")
     assert str(error.value) == (
         "machine.profile is 'nvidia-h20': no known machine (did you mean nvidia-h200?); known are "
-        "mini-group-a, mini-group-b, nvidia-h200; for another give the path of its profile, a .json file"
+        "mini-group-a, mini-group-b, nvidia-h200; for another give the path of its profile, a "
+        ".json file"
     )
 
 
@@ -125,7 +126,8 @@ def raw_with(key: str, value: object) -> dict[str, Any]:
         (
             "pcie/h2d/provenance",
             "guess",
-            "pcie.h2d.provenance is 'guess': it must be one of measured, published, inferred, estimate",
+            "pcie.h2d.provenance is 'guess': it must be one of measured, published, inferred, "
+            "estimate",
         ),
         ("pcie/h2d/how", " ", "pcie.h2d.how is empty: say in words how the value is known"),
         ("pcie/h2d/points", [], "pcie.h2d.points is []: it must hold at least one sample"),

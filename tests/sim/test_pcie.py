@@ -30,7 +30,7 @@ class Ask(NamedTuple):
 
 
 def one_byte_a_ns(duplex_bytes_per_s: int):
-    """A link that takes a ns for each byte, and goes at `duplex_bytes_per_s` while both are busy."""
+    """A link of a ns for each byte that goes at `duplex_bytes_per_s` while both are busy."""
     curve = Curve(provenance="estimate", how="a test", points=((0, 0), (1000, 1000)))
     duplex = Quantity(provenance="estimate", how="a test", value=duplex_bytes_per_s)
     return msgspec.structs.replace(
@@ -90,7 +90,7 @@ asks = st.lists(
 
 
 @given(asks=asks, permille=st.integers(100, 1000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_it_agrees_with_the_naive_link_to_the_ns(asks, permille):
     assert link_ends(asks, permille * 10**6) == naive_ends(asks, permille)
 

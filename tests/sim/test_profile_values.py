@@ -1,4 +1,4 @@
-"""Every value of a profile matters: halving any bandwidth or doubling any latency moves the matching total.
+"""Every value of a profile matters: half a bandwidth, twice a latency moves the matching total.
 
 The keys are enumerated from the profile itself, so that a new field without an entry here, or
 without effect, fails.
@@ -140,8 +140,8 @@ TOTALS: dict[str, Callable[[Profile], int]] = {
 NO_TIME = ("memory.device_bytes", "memory.host_bytes", "memory.storage_bytes")
 # More of it is faster: halved, not doubled.
 HALVED = (
-    "pcie.duplex_bytes_per_s", "host.copy_threads", "host.copy_bytes_per_s", "disk.read_bytes_per_s",
-    "disk.write_bytes_per_s", "disk.workers", "disk.mixed_permille",
+    "pcie.duplex_bytes_per_s", "host.copy_threads", "host.copy_bytes_per_s",
+    "disk.read_bytes_per_s", "disk.write_bytes_per_s", "disk.workers", "disk.mixed_permille",
 )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def with_value(part: msgspec.Struct, key: str, value: object) -> Any:
 
 
 def mutants(profile: Profile) -> Iterator[tuple[str, Profile]]:
-    """Each number of a profile on its own, halved or doubled. A 0 means that nothing is added: left out."""
+    """Each number of a profile on its own, halved or doubled. A 0 adds nothing: left out."""
     for key, value in sourced(profile):
         factor = 0.5 if key in HALVED else 2
         if isinstance(value, Quantity) and value.value:

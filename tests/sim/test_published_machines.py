@@ -1,4 +1,4 @@
-"""The two machines of the mini-HiCache article: what their profiles predict, beside what was published.
+"""The two machines of the mini-HiCache article: predicted beside published.
 
 The operations of each variant are played by hand here, as the engine would submit them, one request
 at a time; the engine's own run of the published scenarios is tested elsewhere. Inputs of the

@@ -94,7 +94,7 @@ asks = st.lists(
     gains=st.lists(st.integers(500, 3000), min_size=5, max_size=5),
     mixed=st.integers(100, 1000),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_it_agrees_with_the_naive_device_to_the_ns(asks, workers, gains, mixed):
     def gain(active: int) -> int:
         return gains[active - 1] if active > 1 else PERMILLE
