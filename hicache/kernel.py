@@ -119,6 +119,26 @@ def post(
     env.schedule(pending, priority, delay)  # pyright: ignore[reportArgumentType]
 
 
+def conclude(pending: Pending[Completion], completion: Completion) -> None:
+    """Let `pending` end here and now.
+
+    For a device that knows when it will be done and is told if that moves: its own event stands at
+    the completion's stamp, in the completion's place in the order (`completion_priority`), so that
+    there is one event for both. The effect is that of `post` at the end of the work.
+    """
+    assert pending.env._now == completion.stamp_ns
+    pending._value = completion
+    callbacks, pending.callbacks = pending.callbacks, None
+    assert callbacks is not None, "an operation ended twice"
+    for callback in callbacks:
+        callback(pending)
+
+
+def completion_priority(number: int) -> EventPriority:
+    """SimPy's priority of the completion of submission `number`."""
+    return EventPriority(FIRST_COMPLETION_PRIORITY + number)
+
+
 def completed(env: Environment, number: int, completion: Completion) -> Pending[Completion]:
     """A `Pending` that is over already: awaiting it does not suspend. For runs in which nothing
     takes time.

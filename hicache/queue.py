@@ -15,21 +15,21 @@ from hicache.running import Running
 class RequestQueue:
     """First come, first served, by `Running.order`."""
 
-    __slots__ = ("_new", "_returned")
+    __slots__ = ("_new", "_returned", "size")
 
     def __init__(self) -> None:
+        self.size = 0
         self._new: deque[Running] = deque()
         self._returned: list[tuple[int, Running]] = []
 
-    def __len__(self) -> int:
-        return len(self._new) + len(self._returned)
-
     def join(self, run: Running) -> None:
         """A new request: behind all others."""
+        self.size += 1
         self._new.append(run)
 
     def rejoin(self, run: Running) -> None:
         """A request that was admitted before: in its old place."""
+        self.size += 1
         run.phase = "queued"
         heappush(self._returned, (run.order, run))
 
@@ -41,10 +41,12 @@ class RequestQueue:
 
     def pop(self) -> Running:
         """Take the head out."""
+        self.size -= 1
         return heappop(self._returned)[1] if self._returned else self._new.popleft()
 
     def remove(self, run: Running) -> None:
         """Take `run` out, wherever it stands."""
+        self.size -= 1
         entry = (run.order, run)
         if entry in self._returned:
             self._returned.remove(entry)

@@ -108,14 +108,14 @@ class Scheduler:
         if pages > self._device.capacity:
             raise InputError(
                 f"request {request.number}: its prompt of {request.prompt_tokens} tokens and "
-                f"output of {request.output_tokens} need {pages} pages of {self._page} tokens, but L1 has "
-                f"{self._device.capacity}: give a larger --l1"
+                f"output of {request.output_tokens} need {pages} pages of {self._page} tokens, "
+                f"but L1 has {self._device.capacity}: give a larger --l1"
             )
         self._orders += 1
         run = Running(request, self._orders, self._env._now)
         self._live[request.number] = run
         self._queue.join(run)
-        waiting = len(self._queue)
+        waiting = self._queue.size
         if waiting > self._metrics.max_waiting:
             self._metrics.max_waiting = waiting
         if waiting == 1:  # behind others it changes nothing: the queue is served in order
@@ -149,7 +149,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._queue)
+        return self._queue.size
 
     @property
     def running(self) -> int:
@@ -164,7 +164,7 @@ class Scheduler:
         while True:
             if self._aborting:
                 self._drop_aborted()
-            if self._queue:
+            if self._queue.size:
                 self._admit()
             if self.on_step is not None:
                 self.on_step()

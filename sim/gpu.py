@@ -5,16 +5,18 @@ A decode burst can be cut at a step boundary while it runs. Its step ends come i
 steps that were done.
 """
 
+# pyright: reportPrivateUsage=false
+# `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
 from collections import deque
+from typing import Any, cast
 
 from simpy import Environment
 
-from hicache.kernel import Pending
+from hicache.kernel import Pending, completion_priority, conclude
 from hicache.operations import Completion, Decode, Prefill
 from sim.burst import Burst
-from sim.report import report
 from sim.step_model import StepModel
 from sim.timer import Callbacks, Timer
 
@@ -33,14 +35,14 @@ class _Job:
         self.start_ns = 0
         self.finish_ns = 0
         self.burst: Burst | None = None
-        self.steps = operation.max_steps if isinstance(operation, Decode) else 0
+        self.steps = operation.max_steps if type(operation) is Decode else 0
 
 
 class Gpu:
     """Serves `Prefill` and `Decode`."""
 
     def __init__(self, env: Environment, steps: StepModel) -> None:
-        self._env = env
+        self._env: Any = env  # its times are ints
         self._steps = steps
         self._running: _Job | None = None
         self._queue: deque[_Job] = deque()
@@ -53,7 +55,7 @@ class Gpu:
         """Take a step or burst that the engine has ready at `ready_ns`."""
         job = _Job(pending, operation, ready_ns)
         if self._running is None:
-            self._start(job, int(self._env.now))
+            self._start(job, self._env._now)
         else:
             self._queue.append(job)
 
@@ -68,26 +70,35 @@ class Gpu:
         burst = job.burst
         if burst is None:
             return
-        now = int(self._env.now)
+        now = self._env._now
         step = burst.step_at(now - job.start_ns)
         if step < job.steps:
             job.steps = step
             job.finish_ns = job.start_ns + burst.end_ns(step)
-            self._timer = Timer(self._env, job.finish_ns - now, self._callbacks)
+            self._set_timer(job)
 
     def _start(self, job: _Job, now: int) -> None:
         start = job.start_ns = job.ready_ns if job.ready_ns > now else now
         operation = job.operation
-        if isinstance(operation, Decode):
+        if type(operation) is Decode:
             burst = self._steps.burst(
                 operation.batch, operation.context_tokens, operation.max_steps
             )
             job.burst = burst
             job.finish_ns = start + burst.end_ns(job.steps)
         else:
-            job.finish_ns = start + self._steps.prefill_ns(operation)
+            job.finish_ns = start + self._steps.prefill_ns(cast(Prefill, operation))
         self._running = job
-        self._timer = Timer(self._env, job.finish_ns - now, self._callbacks)
+        self._set_timer(job)
+
+    def _set_timer(self, job: _Job) -> None:
+        """The GPU's one event: at the stamp of the job's completion, in its place in the order."""
+        self._timer = Timer(
+            self._env,
+            job.finish_ns + 1 - self._env._now,
+            self._callbacks,
+            completion_priority(job.pending.number),
+        )
 
     def _on_timer(self, timer: Timer) -> None:
         if timer is not self._timer:
@@ -96,8 +107,15 @@ class Gpu:
         assert job is not None
         finished = job.finish_ns
         if self._queue:
-            self._start(self._queue.popleft(), finished)
+            self._start(self._queue.popleft(), finished)  # the next job begins when this one ended
         else:
             self._running = None
-        ends = job.burst.ends_ns(job.steps, job.start_ns) if job.burst is not None else ()
-        report(job.pending, job.operation, job.start_ns, finished, ends)
+        pending, burst = job.pending, job.burst
+        ends = burst.ends_ns(job.steps, job.start_ns) if burst is not None else ()
+        conclude(
+            pending,
+            Completion(
+                pending.number, job.operation, pending.submitted_ns, job.start_ns, finished,
+                finished + 1, 0, job.steps, ends,
+            ),
+        )  # fmt: skip

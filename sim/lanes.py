@@ -9,16 +9,19 @@ it is done; nothing is on SimPy's queue as a completion before that, because sha
 move ends.
 """
 
+# pyright: reportPrivateUsage=false
+# `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from typing import Any, cast
 
 from simpy import Environment
 
 from hicache.errors import InputError
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Operation
+from hicache.operations import Completion, Copy, Decode, Operation, Prefill
 from scenario.profile import Estimate, Profile
 from sim.disk import Disk
 from sim.gpu import Gpu
@@ -42,7 +45,7 @@ class SimLanes:
         *,
         numbers: Iterator[int],
     ) -> None:
-        self._env = env
+        self._env: Any = env  # its times are ints
         self._host = host
         self._link = link
         self._disk = disk
@@ -51,16 +54,17 @@ class SimLanes:
 
     def submit(self, operation: Operation) -> Pending[Completion]:
         """Take `operation`; who awaits it gets a `Completion`. A simulated machine never fails."""
-        now = int(self._env.now)
+        now = self._env._now
         pending: Pending[Completion] = Pending(self._env, next(self._numbers), now)
-        if isinstance(operation, Copy):
+        if type(operation) is Copy:
             ready_ns = self._host.issue_copy(now, operation)
             if operation.direction in ("h2d", "d2h"):
                 self._link.submit(pending, operation, ready_ns)
             else:
                 self._disk.submit(pending, operation, ready_ns)
         else:
-            self._gpu.submit(pending, operation, self._host.issue_step(now))
+            step = cast("Prefill | Decode", operation)
+            self._gpu.submit(pending, step, self._host.issue_step(now))
         return pending
 
     def end_burst(self, pending: Pending[Completion]) -> None:
@@ -94,7 +98,7 @@ class SimMachine:
         self.profile = profile
         self.numbers: Iterator[int] = numbers if numbers is not None else count()
         self.disk = Disk(env, profile.disk, disk_workers)
-        self._env = env
+        self._env: Any = env  # its times are ints
         self._transfer_mode: TransferMode = transfer_mode
         self._copy_threads = copy_threads
         self._watch = RangeWatch()

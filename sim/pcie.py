@@ -12,10 +12,12 @@ ends; the gather kernel (3 to 6 % of the DMA on an H200) is slowed with it. A ke
 GPU does not slow steps.
 """
 
+# pyright: reportPrivateUsage=false
+# `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
+from typing import Any, Literal
 
 from simpy import Environment
 
@@ -97,7 +99,7 @@ class Link:
     def __init__(
         self, env: Environment, profile: PcieProfile, host: Host, mode: TransferMode = "staged"
     ) -> None:
-        self._env = env
+        self._env: Any = env  # its times are ints
         self._host = host
         self._mode: TransferMode = mode
         if mode == "kernel" and (profile.zero_copy_h2d is None or profile.zero_copy_d2h is None):
@@ -128,7 +130,7 @@ class Link:
         if way.head is not None:
             way.queue.append(transfer)
             return
-        now = int(self._env.now)
+        now = self._env._now
         self._settle(now)
         self._enter(way, transfer, now)
         self._set_timer(now)
@@ -193,7 +195,7 @@ class Link:
     def _on_timer(self, timer: Timer) -> None:
         if timer is not self._timer:
             return
-        now = int(self._env.now)
+        now = self._env._now
         self._settle(now)
         for way in self._ways:
             head = way.head
@@ -216,7 +218,7 @@ class Link:
 
     def _on_scattered(self, timer: _Scatter) -> None:
         transfer = timer.transfer
-        report(transfer.pending, transfer.operation, transfer.started_ns, int(self._env.now))
+        report(transfer.pending, transfer.operation, transfer.started_ns, self._env._now)
 
 
 class _Scatter(Timer):

@@ -11,13 +11,11 @@ def report(
     operation: Operation,
     started_ns: int,
     finished_ns: int,
-    step_ends_ns: tuple[int, ...] = (),
 ) -> None:
     """Finish `pending`: its device began at `started_ns` and is done at `finished_ns`, now."""
     env = pending.env
     stamp_ns = stamp(env, finished_ns)
     completion = Completion(
-        pending.number, operation, pending.submitted_ns, started_ns, finished_ns, stamp_ns,
-        0, len(step_ends_ns), step_ends_ns,
-    )  # fmt: skip
+        pending.number, operation, pending.submitted_ns, started_ns, finished_ns, stamp_ns
+    )
     post(env, pending, completion, stamp_ns)

@@ -15,13 +15,15 @@ transfers of 1 GiB on a device of 1 GiB/s, the second half a second after the fi
 and 2.0 s.
 """
 
+# pyright: reportPrivateUsage=false
+# `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import lcm
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from simpy import Environment
 
@@ -78,7 +80,7 @@ class SharedDevice(Generic[T]):
     ) -> None:
         assert workers >= 1
         self.workers = workers
-        self._env = env
+        self._env: Any = env  # its times are ints
         self._on_finish = on_finish
         self._mixed = mixed_permille
         common = lcm(*range(1, workers + 1))
@@ -132,7 +134,7 @@ class SharedDevice(Generic[T]):
 
     def _settle(self) -> None:
         """Bring the virtual clock to now."""
-        now = int(self._env.now)
+        now = self._env._now
         self._clock += (now - self._at) * self._speed
         self._at = now
 

@@ -195,7 +195,9 @@ class _PrefillAttention:
         left = bisect_right(self._inner, new)
         low, high = self._news[left], self._news[left + 1]
         upper = self._columns[left + 1](past)
-        lower = min(self._columns[left](past), upper)
+        lower = self._columns[left](past)
+        if lower > upper:
+            lower = upper
         # Pairs of tokens, twice, at both neighbours and here.
         twice = past + past
         pairs = low * (twice + low)

@@ -9,10 +9,10 @@ the end of a run from completions, not from the clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from simpy import Environment
-from simpy.events import NORMAL, Event
+from simpy.events import NORMAL, EventPriority
 
 # What a device's timers call. A list, because that is what SimPy takes; nobody changes it.
 Callbacks = list[Callable[[Any], None]]
@@ -23,7 +23,13 @@ class Timer:
 
     __slots__ = ("_ok", "callbacks")
 
-    def __init__(self, env: Environment, delay_ns: int, callbacks: Callbacks) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        delay_ns: int,
+        callbacks: Callbacks,
+        priority: EventPriority = NORMAL,
+    ) -> None:
         self.callbacks: Callbacks | None = callbacks
         self._ok = True
-        env.schedule(cast(Event, self), NORMAL, delay_ns)
+        env.schedule(self, priority, delay_ns)  # pyright: ignore[reportArgumentType]

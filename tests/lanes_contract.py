@@ -139,13 +139,16 @@ class LanesContract:
             before_ns = env.now
             env.step()
         if self.takes_time:
-            # Posted at the instant at which the device is done, and seen later.
+            # Posted at the instant at which the device is done and seen later, or concluded at the
+            # instant at which it is to be seen.
             assert env.now > 0
-            assert pending.callbacks is not None
             assert before_ns <= env.now
             answer = pending._value
             if isinstance(answer, Completion):
-                assert answer.finished_ns <= env.now < answer.stamp_ns
+                assert answer.finished_ns <= env.now <= answer.stamp_ns
+                assert (pending.callbacks is None) == (env.now == answer.stamp_ns)
+            else:
+                assert pending.callbacks is not None
 
     def test_a_burst_ends_at_a_step_boundary_when_it_is_asked_to(self):
         ends = self._burst_ends()
