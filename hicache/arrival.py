@@ -1,10 +1,11 @@
-"""Pins and arrivals around an await: what a transfer needs to stay, and what it is about to bring.
+"""Arrivals: the whole bookkeeping of a transfer, as a `with` block around its await.
 
     ABSENT -> ARRIVING -> PUBLISHED     the body of the `with` ended
                        -> ABSENT        it raised: rolled back
 
-A `with` block around the await is the whole bookkeeping of a transfer: whatever happens inside,
-pins are undone and pages are either the tree's or free. Nothing here waits by itself.
+While the body runs, the source's and the target's path are pinned, and the pages are marked.
+Whatever happens inside, the pins are undone and the pages are either the tree's or free (or the
+caller's again). Nothing here waits by itself.
 """
 
 from __future__ import annotations
@@ -22,66 +23,53 @@ if TYPE_CHECKING:
     from hicache.tree import HiRadixTree
 
 
-class Pinned:
-    """`with Pinned(tree, node, tier):` the path ending at `node` stays in `tier` for as long."""
-
-    __slots__ = ("_node", "_tier", "_tree")
-
-    def __init__(self, tree: HiRadixTree, node: Node, tier: int) -> None:
-        self._tree, self._node, self._tier = tree, node, tier
-
-    def __enter__(self) -> None:
-        self._tree.pin(self._node, self._tier)
-
-    def __exit__(self, *_: object) -> None:
-        self._tree.unpin(self._node, self._tier)
-
-
 class Arrival:
-    """Pages on their way into a tier: ARRIVING while the `with` body runs, then PUBLISHED, or
-    ABSENT again.
+    """Pages `first` .. `node.end` of the path ending at `node`, on their way from `source` to
+    `target`.
 
-    `after` is the arrival that brings the page before `first`; `predecessor` must be awaited before
-    the body ends, since publishing pages behind a hole is forbidden. `settled` fires when it is
-    decided either way. `pages` is the caller's until the body ends well; after a failure they have
-    been freed, unless the caller took them back with `keep_pages`.
+    `after` is the arrival that brings the page before `first`, if it is under way too; the body
+    must not end before that one is over, and must raise if it failed: publishing behind a hole is
+    forbidden. The body takes the pages with `reserve`, or brings its own (`pages`), which are the
+    caller's again if it fails. `published` is None while under way.
     """
 
     __slots__ = (
-        "_keeps",
-        "_settled",
-        "after",
-        "first",
-        "node",
-        "pages",
-        "published",
-        "tier",
-        "tree",
-    )
+        "_owned", "_settled", "after", "count", "first", "node", "pages", "published", "source",
+        "target", "tree",
+    )  # fmt: skip
 
     def __init__(
         self,
         tree: HiRadixTree,
         node: Node,
-        tier: int,
+        source: int,
+        target: int,
         first: int,
-        pages: PageRuns,
         after: Arrival | None = None,
     ) -> None:
         self.tree = tree
         self.node = node
-        self.tier = tier
+        self.source = source
+        self.target = target
         self.first = first
-        self.pages = pages
+        self.count = node.depth + node.length - first
         self.after = after
-        self.published: bool | None = None  # None while under way
+        self.pages: PageRuns = ()
+        self.published: bool | None = None
         self._settled: Signal[None] | None = None
-        self._keeps = False
+        self._owned = False  # whether `pages` are to be freed if it fails
 
-    @property
-    def count(self) -> int:
-        """How many pages arrive."""
-        return self.node.end - self.first
+    def reserve(self) -> bool:
+        """Take the pages from the target tier, evicting for them; False if they cannot be had.
+
+        To be called in the body, before anything is awaited: the target's path is pinned by then,
+        so that its head does not leave for its tail.
+        """
+        pages = self.tree.take(self.target, self.count)
+        if pages is None:
+            return False
+        self.pages, self._owned = pages, True
+        return True
 
     def settled(self, make: Callable[[], Signal[None]]) -> Signal[None]:
         """The signal that fires when this arrival is over; `make` builds one in the right
@@ -92,17 +80,14 @@ class Arrival:
             self._settled = make()
         return self._settled
 
-    def keep_pages(self) -> None:
-        """If the arrival fails, leave its pages to the caller instead of freeing them."""
-        self._keeps = True
-
     def __enter__(self) -> Arrival:
-        tier, node, first = self.tier, self.node, self.first
-        assert node.pins[tier], "an arrival needs a pinned path"
+        tree, node, target, first = self.tree, self.node, self.target, self.first
+        tree.pin(node, self.source)
+        tree.pin(node, target)
         current: Node = node
         while current.parent is not None and current.depth + current.length > first:
-            assert current.arrival[tier] is None, f"{current} is arriving in tier {tier} already"
-            current.arrival[tier] = self
+            assert current.arrival[target] is None, f"{current} is arriving in tier {target}"
+            current.arrival[target] = self
             current = current.parent
         return self
 
@@ -112,11 +97,14 @@ class Arrival:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        tree, node = self.tree, self.node
         if kind is None:
             self._publish()
         else:
             self._roll_back()
         self.published = kind is None
+        tree.unpin(node, self.target)
+        tree.unpin(node, self.source)
         if self._settled is not None:
             self._settled.succeed()
 
@@ -124,7 +112,7 @@ class Arrival:
         assert self.after is None or self.after.published, (
             "published before the pages in front of it"
         )
-        tree, tier, first = self.tree, self.tier, self.first
+        tree, tier, first = self.tree, self.target, self.first
         path: list[Node] = []
         current: Node = self.node
         while current.parent is not None and current.depth + current.length > first:
@@ -145,11 +133,11 @@ class Arrival:
         assert not pages
 
     def _roll_back(self) -> None:
-        tier, first = self.tier, self.first
+        tier, first = self.target, self.first
         current: Node = self.node
         while current.parent is not None and current.depth + current.length > first:
             assert current.arrival[tier] is self
             current.arrival[tier] = None
             current = current.parent
-        if not self._keeps:
+        if self._owned:
             self.tree.give(tier, self.pages, self.count)

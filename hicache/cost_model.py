@@ -14,7 +14,7 @@ belief live apart.
 
 from __future__ import annotations
 
-from hicache.operations import Completion, Copy, Direction, Prefill
+from hicache.operations import Direction
 from hicache.options import RestoreOptions
 
 WINDOW = 32
@@ -122,7 +122,12 @@ def _varied(window: list[tuple[float, float]]) -> bool:
 
 
 class CostModel:
-    """Lines for the four directions (size in bytes) and for prefill (size in tokens)."""
+    """Lines for the four directions (size in bytes) and for prefill (size in tokens).
+
+    A sample is the recurring time of a completion (`Completion.recurring_ns`): enqueue, queue wait,
+    service and notice, not one-off set-up. Whoever awaits the completion observes it. Prefill steps
+    of fewer than `MIN_PREFILL_TOKENS` tokens say nothing of the slope and are left out.
+    """
 
     def __init__(self, options: RestoreOptions, bytes_per_token: int) -> None:
         self.bytes_per_token = bytes_per_token
@@ -132,18 +137,6 @@ class CostModel:
         self.copies: dict[Direction, Line] = {
             "d2h": Line(host), "h2d": Line(host), "h2s": Line(storage), "s2h": Line(storage),
         }  # fmt: skip
-
-    def observe(self, completion: Completion) -> None:
-        """Learn from one completion. Prefill of a few tokens says nothing of the slope and is
-        ignored.
-        """
-        operation = completion.operation
-        if type(operation) is Copy:
-            self.copies[operation.direction].observe(
-                operation.size_bytes, completion.recurring_ns * 1e-9
-            )
-        elif type(operation) is Prefill and operation.tokens >= MIN_PREFILL_TOKENS:
-            self.prefill.observe(operation.tokens, completion.recurring_ns * 1e-9)
 
     def recompute_seconds(self, tokens: int) -> float:
         """Believed time to compute `tokens` prompt tokens."""

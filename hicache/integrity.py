@@ -44,7 +44,7 @@ def check_integrity(tree: HiRadixTree) -> None:
     assert nodes == tree.nodes, f"{nodes} nodes, but {tree.nodes} counted"
     for arrival in arrivals.values():
         if tree.named:
-            named[arrival.tier].append(arrival.pages)
+            named[arrival.target].append(arrival.pages)
     for tier in TIERS:
         _check_tier(tree, tier, resident[tier], evictable[tier], arriving[tier], named[tier])
 

@@ -175,5 +175,6 @@ class Task:
                 event._defused = True
                 target = self._coroutine.throw(cast(BaseException, event._value))
         except StopIteration:
+            del self._wake  # a cycle with itself: nothing is left for a collector
             return
         target.callbacks.append(self._wake)

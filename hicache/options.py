@@ -41,8 +41,8 @@ class CacheOptions:
     # operation of at most `merge_writes_tokens` tokens (0: never joined).
     writes_in_flight: int = 2
     merge_writes_tokens: int = 65536
-    # A write to L3 is declined while the pages waiting for it exceed this part of L2: a slow disk
-    # must not pin all of L2. 1 switches the limit off.
+    # A write to L3 that would have to wait is declined if the pages waiting would then exceed this
+    # part of L2: a slow disk must not pin all of L2. 1 switches the limit off.
     write_backlog_fraction: float = 0.5
 
     def __post_init__(self) -> None:

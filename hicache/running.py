@@ -12,6 +12,7 @@ from typing import Literal
 from hicache.node import Node
 from hicache.operations import PageRuns
 from hicache.requests import Request
+from hicache.restore_policy import Choice
 
 Phase = Literal["queued", "restoring", "prefilling", "decoding", "finished", "aborted"]
 
@@ -20,10 +21,10 @@ class Running:
     """The engine's state of one request. Pages and tokens are counts, times ns."""
 
     __slots__ = (
-        "aborting", "admitted_ns", "cached_pages", "decode_offset", "enqueued_ns", "finish_step",
-        "first_token_ns", "generated", "held", "node", "order", "past_tokens", "phase",
-        "prefill_start_ns", "private", "private_pages", "reason", "request", "restore_failed",
-        "restored_ns", "retractions", "todo_tokens",
+        "aborting", "admitted_ns", "cached_pages", "choice", "decode_offset", "enqueued_ns",
+        "finish_step", "first_token_ns", "generated", "held", "node", "order", "past_tokens",
+        "phase", "prefill_start_ns", "private", "private_pages", "reason", "request",
+        "restore_failed", "restored_ns", "retractions", "todo_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, order: int, now_ns: int) -> None:
@@ -47,6 +48,7 @@ class Running:
         self.decode_offset = 0  # KV length - decode steps done, constant while decoding
         # Hits by tier; fixed at the first admission, or when its restore ended.
         self.cached_pages: tuple[int, int, int] = (0, 0, 0)
+        self.choice: tuple[tuple[int, int, int], Choice] | None = None  # hits, and what of them
         self.reason = ""
         self.restore_failed = False
         self.retractions = 0
@@ -61,9 +63,10 @@ class Running:
 class DecodeBatch:
     """The requests that decode together. All of them advance by one token a step, so sums suffice.
 
-    `steps` counts all decode steps ever done. A request whose KV has `n` tokens at step `s` has the
-    constant offset n - s, and needs ceil((offset + s) / page) pages; the histogram of (offset - 1)
-    mod page gives the pages that k more steps need without looking at each request.
+    `steps` counts all decode steps ever done; adding to it is how the batch advances. A request
+    whose KV has `n` tokens at step `s` has the constant offset n - s, and needs ceil((offset + s) /
+    page) pages; the histogram of (offset - 1) mod page gives the pages that k more steps need
+    without looking at each request.
     """
 
     __slots__ = (
@@ -133,10 +136,6 @@ class DecodeBatch:
         self._residues[(run.decode_offset - 1) % self._page] += 1
         heappush(self._heap, (run.finish_step, run.order, run))
         self._runs[run.order] = run
-
-    def advance(self, steps: int) -> None:
-        """All requests have made `steps` tokens."""
-        self.steps += steps
 
     def pop_finished(self) -> Running | None:
         """A request that has made all its tokens, taken out of the batch; None if there is none."""

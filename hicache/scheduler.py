@@ -26,7 +26,7 @@ from simpy import Environment
 
 from hicache.allocator import cut, join
 from hicache.arrival import Arrival
-from hicache.cost_model import CostModel
+from hicache.cost_model import MIN_PREFILL_TOKENS, CostModel
 from hicache.errors import InputError, PredecessorError, TransferError
 from hicache.holdings import Holdings
 from hicache.kernel import Pending, Signal, Sleep, Task
@@ -37,7 +37,7 @@ from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.queue import RequestQueue
 from hicache.requests import Request, without_last_page
-from hicache.restore_policy import Policy
+from hicache.restore_policy import Choice, Policy
 from hicache.running import DecodeBatch, Running
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree, Match
@@ -69,6 +69,7 @@ class Scheduler:
         self._page = options.page_size_tokens
         self._max_running = options.scheduler.max_running_requests
         self._reserve = options.scheduler.output_reserve_fraction
+        self._mixes = options.scheduler.mixed_chunk
         self._caps_hits = options.cache.hit_cap == "last_token_computed"
         self.transfers = Transfers(env, lanes, tree, options, metrics, belief, self.changed)
         self._holdings = Holdings(tree, self.transfers, options, metrics)
@@ -215,8 +216,15 @@ class Scheduler:
                 Task(self._join(run, arrival))
                 return True
             if match.host > held or match.storage > held:
-                goal, reason = self._policy(match)
+                goal, reason = self._choose(run, match)
         return self._take_pages(run, match, goal, reason)
+
+    def _choose(self, run: Running, match: Match) -> Choice:
+        """What the policy says; asked once for the same hits, however often admission is tried."""
+        hits = (match.device, match.host, match.storage)
+        if run.choice is None or run.choice[0] != hits:
+            run.choice = (hits, self._policy(match))
+        return run.choice[1]
 
     def _take_pages(self, run: Running, match: Match, goal: int, reason: str) -> bool:
         """Pin the L1 hit, take the pages of the rest of the prompt, and begin the restore or the
@@ -352,30 +360,33 @@ class Scheduler:
             if run.todo_tokens:
                 break
             computed.append(prefilling.popleft())
-        batch, reserved, decode_pages, context = self._mixed_batch()
-        operation = Prefill(tuple(chunks), budget - left, batch, context)
-        done = await self._lanes.submit(operation)
-        self._belief.observe(done)
+        tokens = budget - left
+        if self._mixes and self._batch.size:
+            done = await self._mixed_step(tuple(chunks), tokens)
+        else:
+            done = await self._lanes.submit(Prefill(tuple(chunks), tokens))
+        if tokens >= MIN_PREFILL_TOKENS:
+            self._belief.prefill.observe(tokens, done.recurring_ns * 1e-9)
         metrics = self._metrics
         metrics.prefill_steps += 1
         metrics.prefill_ns += done.finished_ns - done.started_ns
-        if batch:
-            metrics.decode_steps += 1
-            self._advance(1, reserved, decode_pages)
         for run in computed:
             self._computed(run)
 
-    def _mixed_batch(self) -> tuple[int, int, PageRuns, int]:
-        """With mixed chunks: the decode batch that rides along, and the pages its one step
-        needs.
+    async def _mixed_step(self, chunks: tuple[Chunk, ...], tokens: int) -> Completion:
+        """A prefill step in which the decode batch rides along, if its one step's pages can be
+        had.
         """
-        if not self._options.scheduler.mixed_chunk or not self._batch.size:
-            return 0, 0, (), 0
-        need = self._batch.pages_for(1)
+        batch = self._batch
+        need = batch.pages_for(1)
         pages = self._tree.take(DEVICE, need)
         if pages is None:
-            return 0, 0, (), 0
-        return self._batch.size, need, pages, self._batch.context_tokens
+            return await self._lanes.submit(Prefill(chunks, tokens))
+        operation = Prefill(chunks, tokens, batch.size, batch.context_tokens)
+        done = await self._lanes.submit(operation)
+        self._metrics.decode_steps += 1
+        self._advance(1, need, pages)
+        return done
 
     def _computed(self, run: Running) -> None:
         """The prompt is in L1 and the first (or, after a retraction, the next) token is made."""
@@ -403,15 +414,17 @@ class Scheduler:
         batch, tree = self._batch, self._tree
         steps = batch.steps_to_first_finish
         need = batch.pages_for(steps)
-        if need > self._device.available:
-            steps = batch.steps_within(self._device.available, steps)
-            if not steps:
-                if not self._retract():
-                    await self._idle()
-                return
-            need = batch.pages_for(steps)
-        pages = tree.take(DEVICE, need)
-        assert pages is not None
+        pages: PageRuns | None = ()
+        if need:
+            if need > self._device.available:
+                steps = batch.steps_within(self._device.available, steps)
+                if not steps:
+                    if not self._retract():
+                        await self._idle()
+                    return
+                need = batch.pages_for(steps)
+            pages = tree.take(DEVICE, need)
+            assert pages is not None
         requests = tuple(run.request.number for run in batch) if tree.named else ()
         self._burst_start_ns = self._env._now
         self._burst = self._lanes.submit(Decode(batch.size, batch.context_tokens, steps, requests))
@@ -426,16 +439,19 @@ class Scheduler:
     def _advance(self, steps: int, reserved: int, pages: PageRuns) -> None:
         """The batch made `steps` tokens; of the reserved pages it keeps what they fill."""
         batch = self._batch
-        used = batch.pages_for(steps)
-        if self._tree.named:
-            pages = self._share_out(steps, pages)
-        if reserved > used:
-            self._tree.give(DEVICE, pages, reserved - used)
-        batch.advance(steps)
+        if reserved:
+            used = batch.pages_for(steps)
+            if self._tree.named:
+                pages = self._share_out(steps, pages)
+            if reserved > used:
+                self._tree.give(DEVICE, pages, reserved - used)
+        batch.steps += steps
         while (run := batch.pop_finished()) is not None:
-            run.generated = run.request.output_tokens
-            self._count_decode_pages(run, run.kv_tokens - 1)
-            self._finish(run, run.kv_tokens - 1)
+            request = run.request
+            run.generated = request.output_tokens
+            kv_tokens = request.prompt_tokens + request.output_tokens - 1
+            self._count_decode_pages(run, kv_tokens)
+            self._finish(run, kv_tokens)
 
     def _share_out(self, steps: int, pages: PageRuns) -> PageRuns:
         """Named pages: give each request those that its `steps` tokens fill; returns the rest."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from simpy import Environment
 
 from hicache.allocator import extents, join
-from hicache.arrival import Arrival, Pinned
+from hicache.arrival import Arrival
 from hicache.cost_model import CostModel
 from hicache.errors import PredecessorError, TransferError
 from hicache.kernel import Signal, Task
@@ -29,6 +29,10 @@ from hicache.ports import Lanes
 from hicache.tree import HiRadixTree
 
 
+class _NoRoom(Exception):
+    """The target tier cannot give the pages: the write does not begin."""
+
+
 class Copier:
     """Submits single copies, and lets the metrics and the cost model see how each went."""
 
@@ -37,24 +41,23 @@ class Copier:
     ) -> None:
         self._lanes = lanes
         self._page_bytes = options.page_bytes
-        self._metrics = metrics
-        self._belief = belief
+        self._stats = metrics.directions
+        self._lines = belief.copies
 
     async def copy(
         self, direction: Direction, pages: int, source: PageRuns = (), target: PageRuns = ()
     ) -> None:
         """Move `pages` pages; raises TransferError if the device could not."""
-        operation = Copy(
-            direction, pages, pages * self._page_bytes, extents(source, target), source, target
-        )
-        stats = self._metrics.directions[direction]
+        runs = extents(source, target) if source else 1
+        operation = Copy(direction, pages, pages * self._page_bytes, runs, source, target)
+        stats = self._stats[direction]
         try:
             done = await self._lanes.submit(operation)
         except TransferError:
             stats.failed += 1
             raise
         stats.add(done, operation)
-        self._belief.observe(done)
+        self._lines[direction].observe(operation.size_bytes, done.recurring_ns * 1e-9)
 
 
 class WriteJob:
@@ -108,7 +111,8 @@ class WriteQueue:
             await self._copier.copy(self._direction, pages, source, target)
         finally:
             self._in_flight -= 1
-            self._serve_next()
+            if self._waiting:
+                self._serve_next()
 
     def _serve_next(self) -> None:
         while self._waiting and self._in_flight < self._limit:
@@ -158,8 +162,9 @@ class Transfers:
         self._tree = tree
         self._metrics = metrics
         self._on_change = on_change
-        self._writes_through = options.cache.write_policy == "write_through"
-        self._has_host = options.host_pages > 0
+        self._writes_through = (
+            options.cache.write_policy == "write_through" and options.host_pages > 0
+        )
         self._has_storage = options.storage_pages > 0
         self._copier = Copier(lanes, options, metrics, belief)
         self._to_host = WriteQueue(env, self._copier, "d2h", options, metrics)
@@ -177,100 +182,95 @@ class Transfers:
         """Begin to write what L2 (or else L3) lacks of the L1-resident path ending at `node`. Never
         waits.
         """
-        if not self._writes_through or not self._has_host or node.parent is None:
+        if not self._writes_through or node.parent is None:
             return
+        end = node.depth + node.length
         first, after = self._tree.covered(node, HOST)
-        if first < node.end:
+        if first < end:
             Task(self._back_up(node, first, after))
-        elif (
-            self._has_storage and after is None and self._tree.covered(node, STORAGE)[0] < node.end
-        ):
-            Task(self._store_again(node))
+        elif self._has_storage and after is None and self._tree.covered(node, STORAGE)[0] < end:
+            Task(self._store(node))
 
     async def _back_up(self, node: Node, first: int, after: Arrival | None) -> None:
         """L1 -> L2 for pages `first` .. `node.end`, then on to L3."""
-        tree = self._tree
         self.writes_pending += 1
         try:
-            with Pinned(tree, node, HOST):  # before evicting for its tail: the head must stay
-                count = node.end - first
-                pages = tree.take(HOST, count)
-                if pages is None:
-                    self._metrics.dropped_pages["host_pressure"] += count
-                    return
-                with Pinned(tree, node, DEVICE), Arrival(tree, node, HOST, first, pages, after):
-                    await self._to_host.write(count, self._pages(node, DEVICE, first), pages)
-                    if after is not None:
-                        await self._follow(after)
+            with Arrival(self._tree, node, DEVICE, HOST, first, after) as arrival:
+                if not arrival.reserve():
+                    raise _NoRoom
+                await self._to_host.write(
+                    arrival.count, self._pages(node, DEVICE, first), arrival.pages
+                )
+                if after is not None:
+                    await self._follow(after)
+            if self._has_storage:
+                await self._store(node, self._on_change)
+            else:
                 self._on_change()
-                if self._has_storage:
-                    await self._store(node)
+        except _NoRoom:
+            self._metrics.dropped_pages["host_pressure"] += node.end - first
         except (TransferError, PredecessorError):
             self._metrics.dropped_pages["transfer_failed"] += node.end - first
             self._on_change()
         finally:
             self.writes_pending -= 1
 
-    async def _store_again(self, node: Node) -> None:
-        """L2 -> L3 for a path that L2 holds but L3 has lost or never got."""
-        self.writes_pending += 1
-        try:
-            with Pinned(self._tree, node, HOST):
-                await self._store(node)
-        finally:
-            self.writes_pending -= 1
+    async def _store(self, node: Node, begun: Callable[[], None] | None = None) -> None:
+        """L2 -> L3 for what L3 lacks of the L2-resident path ending at `node`.
 
-    async def _store(self, node: Node) -> None:
-        """L2 -> L3 for what L3 lacks of the path ending at `node`, whose host pages the caller has
-        pinned.
+        `begun` is called once the source's pins stand, before anything is awaited.
         """
-        tree, dropped = self._tree, self._metrics.dropped_pages
-        first, after = tree.covered(node, STORAGE)
-        count = node.end - first
-        if count <= 0:
+        dropped = self._metrics.dropped_pages
+        first, after = self._tree.covered(node, STORAGE)
+        count = node.depth + node.length - first
+        backlog = self.backlog_pages
+        if count <= 0 or (backlog and backlog + count > self._backlog_limit):
+            if count > 0:
+                dropped["write_backlog"] += count
+            if begun is not None:
+                begun()
             return
-        if self.backlog_pages + count > self._backlog_limit:
-            dropped["write_backlog"] += count
-            return
-        with Pinned(tree, node, STORAGE):
-            pages = tree.take(STORAGE, count)
-            if pages is None:
-                dropped["storage_pressure"] += count
-                return
-            self.backlog_pages += count
-            try:
-                with Arrival(tree, node, STORAGE, first, pages, after):
-                    await self._to_storage.write(count, self._pages(node, HOST, first), pages)
-                    if after is not None:
-                        await self._follow(after)
-            except (TransferError, PredecessorError):
-                dropped["transfer_failed"] += count
-            finally:
-                self.backlog_pages -= count
+        self.writes_pending += 1
+        self.backlog_pages += count
+        try:
+            with Arrival(self._tree, node, HOST, STORAGE, first, after) as arrival:
+                if begun is not None:
+                    begun()
+                if not arrival.reserve():
+                    raise _NoRoom
+                await self._to_storage.write(count, self._pages(node, HOST, first), arrival.pages)
+                if after is not None:
+                    await self._follow(after)
+        except _NoRoom:
+            dropped["storage_pressure"] += count
+        except (TransferError, PredecessorError):
+            dropped["transfer_failed"] += count
+        finally:
+            self.backlog_pages -= count
+            self.writes_pending -= 1
 
     # ------------------------------------------------------------------ restore
 
     async def restore(self, node: Node, held: int, pages: PageRuns) -> None:
         """Bring pages `held` .. `node.end` of the path ending at `node` into the L1 pages given.
 
-        The source is L2, after L3 has been read into it where L2 lacks the path's tail. Raises
-        TransferError or PredecessorError; the L1 pages are then the caller's still.
+        The source is L2, after L3 has been read into it where L2 lacks the path's tail. The path is
+        pinned in L1 for the caller when it ends well. Raises TransferError or PredecessorError; the
+        L1 pages are then the caller's still.
         """
         tree = self._tree
         self.restores_pending += 1
         try:
-            arrival = Arrival(tree, node, DEVICE, held, pages)
-            arrival.keep_pages()
-            with Pinned(tree, node, HOST), Pinned(tree, node, DEVICE):
-                with arrival:
-                    first, after = tree.covered(node, HOST)
-                    if first < node.end:
-                        await self._promote(node, first, after)
-                    elif after is not None:
-                        await self._follow(after)
-                    source = self._pages(node, HOST, held)
-                    await self._copier.copy("h2d", node.end - held, source, pages)
-                tree.pin(node, DEVICE)  # for the caller
+            with Arrival(tree, node, HOST, DEVICE, held) as arrival:
+                arrival.pages = pages
+                first, after = tree.covered(node, HOST)
+                if first < node.end:
+                    await self._promote(node, first, after)
+                elif after is not None:
+                    await self._follow(after)
+                source = self._pages(node, HOST, held)
+                await self._copier.copy("h2d", arrival.count, source, pages)
+                tree.pin(node, DEVICE)
         finally:
             self.restores_pending -= 1
         self._on_change()
@@ -279,17 +279,15 @@ class Transfers:
         """L3 -> L2 for pages `first` .. `node.end`; they are the tree's as soon as they have
         arrived.
         """
-        tree = self._tree
-        count = node.end - first
-        pages = tree.take(HOST, count)
-        if pages is None:
-            self._metrics.dropped_pages["host_pressure"] += count
-            raise TransferError("no room in host memory for the pages read from storage")
-        with Pinned(tree, node, STORAGE), Arrival(tree, node, HOST, first, pages, after):
-            await self._copier.copy("s2h", count, self._pages(node, STORAGE, first), pages)
+        with Arrival(self._tree, node, STORAGE, HOST, first, after) as arrival:
+            if not arrival.reserve():
+                self._metrics.dropped_pages["host_pressure"] += arrival.count
+                raise TransferError("no room in host memory for the pages read from storage")
+            source = self._pages(node, STORAGE, first)
+            await self._copier.copy("s2h", arrival.count, source, arrival.pages)
             if after is not None:
                 await self._follow(after)
-        self._metrics.promoted_pages += count
+        self._metrics.promoted_pages += arrival.count
         self._on_change()
 
     async def joined(self, arrival: Arrival) -> None:

@@ -10,7 +10,7 @@ steps that were done.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, cast
+from typing import Any
 
 from simpy import Environment
 
@@ -20,32 +20,30 @@ from sim.burst import Burst
 from sim.step_model import StepModel
 from sim.timer import Callbacks, Timer
 
-
-class _Job:
-    """One operation on the GPU or in its queue. `steps`: those to do, fewer once it was cut."""
-
-    __slots__ = ("burst", "finish_ns", "operation", "pending", "ready_ns", "start_ns", "steps")
-
-    def __init__(
-        self, pending: Pending[Completion], operation: Prefill | Decode, ready_ns: int
-    ) -> None:
-        self.pending = pending
-        self.operation = operation
-        self.ready_ns = ready_ns
-        self.start_ns = 0
-        self.finish_ns = 0
-        self.burst: Burst | None = None
-        self.steps = operation.max_steps if type(operation) is Decode else 0
+Waiting = tuple[Pending[Completion], Prefill | Decode, int, bool]
 
 
 class Gpu:
-    """Serves `Prefill` and `Decode`."""
+    """Serves `Prefill` and `Decode`. What is running stands in the fields, what waits in a
+    queue.
+    """
+
+    __slots__ = (
+        "_burst", "_callbacks", "_env", "_finish_ns", "_model", "_operation", "_pending", "_queue",
+        "_start_ns", "_steps", "_timer",
+    )  # fmt: skip
 
     def __init__(self, env: Environment, steps: StepModel) -> None:
         self._env: Any = env  # its times are ints
-        self._steps = steps
-        self._running: _Job | None = None
-        self._queue: deque[_Job] = deque()
+        self._model = steps
+        self._pending: Pending[Completion] | None = None
+        self._operation: Prefill | Decode
+        self._start_ns = 0
+        self._finish_ns = 0
+        self._burst: Burst | None = None
+        self._steps = 0  # of the burst: those to do, fewer once it was cut
+        # (pending, operation, ready_ns, whether a burst was asked to end before it began)
+        self._queue: deque[Waiting] = deque()
         self._timer: Timer | None = None
         self._callbacks: Callbacks = [self._on_timer]
 
@@ -53,69 +51,67 @@ class Gpu:
         self, pending: Pending[Completion], operation: Prefill | Decode, ready_ns: int
     ) -> None:
         """Take a step or burst that the engine has ready at `ready_ns`."""
-        job = _Job(pending, operation, ready_ns)
-        if self._running is None:
-            self._start(job, self._env._now)
+        if self._pending is None:
+            self._start(pending, operation, ready_ns)
         else:
-            self._queue.append(job)
+            self._queue.append((pending, operation, ready_ns, False))
 
     def end_burst(self, pending: Pending[Completion]) -> None:
         """Let a burst end at its next step boundary; one yet to begin, after one step."""
-        job = self._running
-        if job is None or job.pending is not pending:
-            for waiting in self._queue:
-                if waiting.pending is pending:
-                    waiting.steps = min(waiting.steps, 1)
+        if self._pending is not pending:
+            for place, waiting in enumerate(self._queue):
+                if waiting[0] is pending:
+                    self._queue[place] = (*waiting[:3], True)
             return
-        burst = job.burst
+        burst = self._burst
         if burst is None:
             return
-        now = self._env._now
-        step = burst.step_at(now - job.start_ns)
-        if step < job.steps:
-            job.steps = step
-            job.finish_ns = job.start_ns + burst.end_ns(step)
-            self._set_timer(job)
+        step = burst.step_at(self._env._now - self._start_ns)
+        if step < self._steps:
+            self._steps = step
+            self._finish_ns = self._start_ns + burst.end_ns(step)
+            self._set_timer()
 
-    def _start(self, job: _Job, now: int) -> None:
-        start = job.start_ns = job.ready_ns if job.ready_ns > now else now
-        operation = job.operation
+    def _start(
+        self, pending: Pending[Completion], operation: Prefill | Decode, start_ns: int
+    ) -> None:
+        self._pending = pending
+        self._operation = operation
+        self._start_ns = start_ns
         if type(operation) is Decode:
-            burst = self._steps.burst(
-                operation.batch, operation.context_tokens, operation.max_steps
-            )
-            job.burst = burst
-            job.finish_ns = start + burst.end_ns(job.steps)
+            self._steps = steps = operation.max_steps
+            burst = self._model.burst(operation.batch, operation.context_tokens, steps)
+            self._burst = burst
+            self._finish_ns = start_ns + burst.end_ns(steps)
         else:
-            job.finish_ns = start + self._steps.prefill_ns(cast(Prefill, operation))
-        self._running = job
-        self._set_timer(job)
+            self._burst = None
+            self._steps = 0
+            self._finish_ns = start_ns + self._model.prefill_ns(operation)  # pyright: ignore
+        self._set_timer()
 
-    def _set_timer(self, job: _Job) -> None:
-        """The GPU's one event: at the stamp of the job's completion, in its place in the order."""
-        self._timer = Timer(
-            self._env,
-            job.finish_ns + 1 - self._env._now,
-            self._callbacks,
-            completion_priority(job.pending.number),
-        )
+    def _set_timer(self) -> None:
+        """The GPU's one event: at the stamp of the running one's completion, in its place."""
+        pending = self._pending
+        assert pending is not None
+        env = self._env
+        delay_ns = self._finish_ns + 1 - env._now
+        priority = completion_priority(pending.number)
+        self._timer = Timer(env, delay_ns, self._callbacks, priority)
 
     def _on_timer(self, timer: Timer) -> None:
         if timer is not self._timer:
             return
-        job = self._running
-        assert job is not None
-        finished = job.finish_ns
-        if self._queue:
-            self._start(self._queue.popleft(), finished)  # the next job begins when this one ended
-        else:
-            self._running = None
-        pending, burst = job.pending, job.burst
-        ends = burst.ends_ns(job.steps, job.start_ns) if burst is not None else ()
-        conclude(
-            pending,
-            Completion(
-                pending.number, job.operation, pending.submitted_ns, job.start_ns, finished,
-                finished + 1, 0, job.steps, ends,
-            ),
+        pending, finish_ns, burst, steps = self._pending, self._finish_ns, self._burst, self._steps
+        assert pending is not None
+        ends = burst.ends_ns(steps, self._start_ns) if burst is not None else ()
+        done = Completion(
+            pending.number, self._operation, pending.submitted_ns, self._start_ns, finish_ns,
+            finish_ns + 1, 0, steps, ends,
         )  # fmt: skip
+        self._pending = None
+        if self._queue:  # the next one begins when this one ended
+            following, operation, ready_ns, cut = self._queue.popleft()
+            self._start(following, operation, max(ready_ns, finish_ns))
+            if cut:
+                self.end_burst(following)
+        conclude(pending, done)

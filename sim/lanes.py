@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 from simpy import Environment
 
 from hicache.errors import InputError
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Decode, Operation, Prefill
+from hicache.operations import Completion, Copy, Operation
 from scenario.profile import Estimate, Profile
 from sim.disk import Disk
 from sim.gpu import Gpu
@@ -63,8 +63,8 @@ class SimLanes:
             else:
                 self._disk.submit(pending, operation, ready_ns)
         else:
-            step = cast("Prefill | Decode", operation)
-            self._gpu.submit(pending, step, self._host.issue_step(now))
+            ready_ns = self._host.issue_step(now)
+            self._gpu.submit(pending, operation, ready_ns)  # pyright: ignore[reportArgumentType]
         return pending
 
     def end_burst(self, pending: Pending[Completion]) -> None:
