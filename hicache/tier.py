@@ -59,18 +59,15 @@ class Tier:
         return self.allocator.free + self.evictable
 
     def offer(self, node: Node) -> None:
-        """Put `node` among the candidates, unless it stands there already."""
-        if not node.offered & self._bit:
+        """Put `node` among the candidates, unless it stands there already.
+
+        Under a strategy whose keys can fall an entry may stand too deep in the heap to be found, so
+        that each offer (at an unpin, at an access) makes a new one.
+        """
+        if self.offers_on_access or not node.offered & self._bit:
             node.offered |= self._bit
             self._order += 1
             heappush(self._heap, (self._key(node), self._order, node))
-
-    def offer_again(self, node: Node) -> None:
-        """The same after an access under a strategy whose keys can fall: the old entry goes
-        stale.
-        """
-        node.offered &= ~self._bit
-        self.offer(node)
 
     def evict(self, count: int, prune: Callable[[Node], None]) -> int:
         """Free `count` pages, leaves first, as the strategy says; returns how many were freed.
@@ -90,8 +87,9 @@ class Tier:
                 heappop(heap)
                 continue
             current = key_of(node)
-            if current != key:
-                self._put_right(current, key, node)
+            if current != key:  # out of date: the node was used since it was offered
+                self._order += 1
+                heapreplace(heap, (current, self._order, node))
                 continue
             part = held
             if self.by_page and held > count - freed:
@@ -121,15 +119,3 @@ class Tier:
         self.evicted_pages += freed
         self.lost_pages += lost
         return freed
-
-    def _put_right(self, current: Key, key: Key, node: Node) -> None:
-        """The entry at the top of the heap is out of date: `node`'s key is `current` by now."""
-        if self.offers_on_access and current < key:
-            heappop(
-                self._heap
-            )  # a newer entry was made at the access; it stands further up or is gone
-            if not node.offered & self._bit:
-                self.offer(node)
-            return
-        self._order += 1
-        heapreplace(self._heap, (current, self._order, node))

@@ -423,5 +423,5 @@ class HiRadixTree:
             for tier in self.tiers:
                 index = tier.index
                 if current.resident[index] and not current.kids[index] and not current.pins[index]:
-                    tier.offer_again(current)
+                    tier.offer(current)
             current = current.parent
