@@ -148,6 +148,8 @@ class HiRadixTree:
                 node = child
                 start += child.length
                 count -= child.length
+        if self._falling:
+            self._offer_accessed(node)
         return node
 
     def holder(self, node: Node, depth: int) -> Node:
@@ -179,6 +181,8 @@ class HiRadixTree:
         node.children[key] = child
         child.hit_count = 1
         self.nodes += 1
+        if self._falling:
+            self._offer_accessed(child)
         return child
 
     def arriving_at(self, node: Node, tier: int, depth: int) -> Arrival | None:
