@@ -53,12 +53,12 @@ class PageAllocator:
     used up first, so that a request is spread over as few runs as can be had.
     """
 
-    __slots__ = ("_by_end", "_by_size", "_by_start", "free")
+    __slots__ = ("_by_size", "_by_start", "_starts", "free")
 
     def __init__(self, capacity: int) -> None:
         self.free = capacity
         self._by_start: dict[int, int] = {}  # first page of a free run -> its length
-        self._by_end: dict[int, int] = {}  # page after a free run -> its length
+        self._starts: list[int] = []  # the first pages of all free runs, sorted
         self._by_size: list[tuple[int, int]] = []  # (length, first page), sorted
         if capacity:
             self._add(0, capacity)
@@ -95,33 +95,34 @@ class PageAllocator:
         return sorted(self._by_start.items())
 
     def _free_run(self, first: int, length: int) -> None:
-        start, size = first, length
-        before = self._by_end.get(first)
-        if before is not None:
-            self._remove(bisect_left(self._by_size, (before, first - before)))
-            start, size = first - before, size + before
-        after = self._by_start.get(first + length)
-        if after is not None:
-            self._remove(bisect_left(self._by_size, (after, first + length)))
-            size += after
-        assert not self._overlaps(start, size), f"pages {first}..{first + length - 1} freed twice"
-        self._add(start, size)
+        place = bisect_left(self._starts, first)
+        following = self._starts[place] if place < len(self._starts) else None
+        before = self._starts[place - 1] if place else None
+        free_before = before is not None and before + self._by_start[before] > first
+        assert not free_before and (following is None or following >= first + length), (
+            f"pages {first}..{first + length - 1} freed twice"
+        )
+        if following is not None and following == first + length:
+            length += self._forget(following)
+        if before is not None and before + self._by_start[before] == first:
+            first, length = before, length + self._forget(before)
+        self._add(first, length)
 
-    def _overlaps(self, start: int, size: int) -> bool:
-        if len(self._by_start) <= size:
-            return any(
-                first < start + size and start < first + n for first, n in self._by_start.items()
-            )
-        return any(page in self._by_start for page in range(start, start + size))
+    def _forget(self, first: int) -> int:
+        """Take the free run that begins at `first` out of the books; returns its length."""
+        size = self._by_start[first]
+        self._remove(bisect_left(self._by_size, (size, first)))
+        return size
 
     def _add(self, first: int, size: int) -> None:
         self._by_start[first] = size
-        self._by_end[first + size] = size
+        insort(self._starts, first)
         insort(self._by_size, (size, first))
 
     def _remove(self, place: int) -> None:
         size, first = self._by_size.pop(place)
-        del self._by_start[first], self._by_end[first + size]
+        del self._by_start[first]
+        del self._starts[bisect_left(self._starts, first)]
 
 
 def cut(pages: PageRuns, count: int) -> tuple[PageRuns, PageRuns]:
