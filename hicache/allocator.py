@@ -98,10 +98,9 @@ class PageAllocator:
         place = bisect_left(self._starts, first)
         following = self._starts[place] if place < len(self._starts) else None
         before = self._starts[place - 1] if place else None
-        free_before = before is not None and before + self._by_start[before] > first
-        assert not free_before and (following is None or following >= first + length), (
-            f"pages {first}..{first + length - 1} freed twice"
-        )
+        twice = f"pages {first}..{first + length - 1} freed twice"
+        assert before is None or before + self._by_start[before] <= first, twice
+        assert following is None or following >= first + length, twice
         if following is not None and following == first + length:
             length += self._forget(following)
         if before is not None and before + self._by_start[before] == first:
@@ -120,7 +119,7 @@ class PageAllocator:
         insort(self._by_size, (size, first))
 
     def _remove(self, place: int) -> None:
-        size, first = self._by_size.pop(place)
+        _, first = self._by_size.pop(place)
         del self._by_start[first]
         del self._starts[bisect_left(self._starts, first)]
 
