@@ -109,28 +109,32 @@ class Arrival:
             self._settled.succeed()
 
     def _publish(self) -> None:
-        assert self.after is None or self.after.published, (
-            "published before the pages in front of it"
-        )
+        assert self.after is None or self.after.published, "published before the pages in front"
         tree, tier, first = self.tree, self.target, self.first
-        path: list[Node] = []
-        current: Node = self.node
-        while current.parent is not None and current.depth + current.length > first:
-            path.append(current)
-            current = current.parent
+        # From the end upwards: each node takes its share from the tail of the page list.
+        left = self.count
         pages = self.pages
-        while path:
-            current = path.pop()
+        current: Node = self.node
+        while left:
+            resident = current.resident
+            held = resident[tier]
             assert current.arrival[tier] is self
-            held = current.resident[tier]
-            assert not held if current.depth >= first else current.depth + held == first, current
+            assert not held or current.depth + held == first, current
             current.arrival[tier] = None
             count = current.length - held
+            left -= count
             if tree.named:
-                mine, pages = cut(pages, count)
+                pages, mine = cut(pages, left)
                 current.pages[tier] = join(current.pages[tier], mine)
-            tree.grow(current, tier, count)
-        assert not pages
+            resident[tier] = current.length
+            parent = current.parent
+            assert parent is not None
+            if not held:
+                parent.kids[tier] += 1
+            current = parent
+        assert left == 0
+        # The path is pinned, so none of it counts as evictable.
+        tree.tiers[tier].resident += self.count
 
     def _roll_back(self) -> None:
         tier, first = self.target, self.first

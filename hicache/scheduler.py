@@ -87,6 +87,8 @@ class Scheduler:
         self._aborting: list[Running] = []
         self._closed = False
         # L1 pages that the head of the queue needs and did not get; 0: it does not wait for room.
+        # Admission is tried again when there is that much, not at every step: only a prefix
+        # published meanwhile could make it need less.
         self._short = 0
         self._prefill_outputs = 0  # tokens that the requests being prefilled will make
 
@@ -165,7 +167,7 @@ class Scheduler:
         while True:
             if self._aborting:
                 self._drop_aborted()
-            if self._queue.size:
+            if self._queue.size and not (self._short and not self._has_room(self._short)):
                 self._admit()
             if self.on_step is not None:
                 self.on_step()
@@ -187,12 +189,7 @@ class Scheduler:
     # ------------------------------------------------------------------ admission
 
     def _admit(self) -> None:
-        if self._short:
-            # The head of the queue found no room. Look again when there is as much as it needed
-            # then, not at every step: only a prefix published meanwhile could make it need less.
-            if not self._aborting and not self._has_room(self._short):
-                return
-            self._short = 0
+        self._short = 0
         while self._running < self._max_running:
             run = self._queue.head()
             if run is None or not self._start(run):
@@ -232,7 +229,7 @@ class Scheduler:
         """
         tree, page = self._tree, self._page
         held = match.device
-        node = tree.holder(match.node, held)
+        node = match.node if match.depth == held else tree.holder(match.node, held)
         tree.pin(node, DEVICE)
         tokens = run.kv_tokens
         need = -(-tokens // page) - held
@@ -248,7 +245,10 @@ class Scheduler:
         assert pages is not None
         run.node, run.held = node, held
         run.private, run.private_pages = need, pages
-        run.past_tokens = past = min(held * page, tokens)
+        past = held * page
+        if past > tokens:
+            past = tokens
+        run.past_tokens = past
         # Every request computes at least its last token, so that there is a next one.
         run.todo_tokens = tokens - past or 1
         self._running += 1
@@ -278,7 +278,7 @@ class Scheduler:
         if available < 0 or not self._running:
             return available >= 0
         tokens = self._batch.outstanding_tokens() + self._prefill_outputs
-        return available >= int(self._reserve * tokens) // self._page
+        return available * self._page >= self._reserve * tokens
 
     async def _join(self, run: Running, arrival: Arrival) -> None:
         """Wait for a restore that somebody else began, then queue again in the old place."""
@@ -514,6 +514,7 @@ class Scheduler:
         for run in aborting:
             if run.phase == "queued":
                 self._queue.remove(run)
+                self._short = 0  # it may have been the one that lacked room
                 self._close_aborted(run)
             elif run.phase == "prefilling":
                 self._prefilling.remove(run)

@@ -17,7 +17,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import Literal
 
 from hicache.allocator import Allocator, PageAllocator, PageCounter, cut
-from hicache.eviction import KEY_CAN_FALL, STRATEGIES, Key
+from hicache.eviction import KEY_CAN_FALL, STRATEGIES, Key, lru
 from hicache.node import HOST, STORAGE, Node
 from hicache.options import EvictionName
 
@@ -86,7 +86,7 @@ class Tier:
                 node.offered &= ~bit
                 heappop(heap)
                 continue
-            current = key_of(node)
+            current = node.last_access if key_of is lru else key_of(node)
             if current != key:  # out of date: the node was used since it was offered
                 self._order += 1
                 heapreplace(heap, (current, self._order, node))
