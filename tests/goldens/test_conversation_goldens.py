@@ -1,7 +1,8 @@
 """The published counts of the Mooncake conversation trace, through the replay that users run.
 
-Preset block-lru, untimed, pages of 512: one tier against every golden capacity, the warm second half
-of the requests under LRU and FIFO, and two tiers against the reference of another implementation.
+Preset block-lru, untimed, pages of 512: one tier against every golden capacity, the warm second
+half of the requests under LRU and FIFO, and two tiers against the reference of another
+implementation.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def test_full_pages_and_a_computed_last_token_cost_118_blocks():
 def test_two_tiers_hit_what_the_larger_of_them_would(l2_pages):
     """docs/two-tiers.md explains where the reference differs: an L2 no larger than L1.
 
-    Inclusive tiers that every request touches alike hold the same pages in the same order, so L1 and
+    Inclusive tiers that every request touches alike hold the same pages in the same order, so L1
+    and
     L2 together hit what the larger one hits alone. The reference never lets the host copy of a page
     go that L1 holds, which keeps a few others that LRU would have kept out.
     """
