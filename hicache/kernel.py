@@ -123,8 +123,9 @@ def conclude(pending: Pending[Completion], completion: Completion) -> None:
     """Let `pending` end here and now.
 
     For a device that knows when it will be done and is told if that moves: its own event stands at
-    the completion's stamp, in the completion's place in the order (`completion_priority`), so that
-    there is one event for both. The effect is that of `post` at the end of the work.
+    the completion's stamp, in the completion's place in the order (`FIRST_COMPLETION_PRIORITY +
+    number`), so that there is one event for both. The effect is that of `post` at the end of the
+    work.
     """
     assert pending.env._now == completion.stamp_ns
     pending._value = completion
@@ -132,11 +133,6 @@ def conclude(pending: Pending[Completion], completion: Completion) -> None:
     assert callbacks is not None, "an operation ended twice"
     for callback in callbacks:
         callback(pending)
-
-
-def completion_priority(number: int) -> EventPriority:
-    """SimPy's priority of the completion of submission `number`."""
-    return EventPriority(FIRST_COMPLETION_PRIORITY + number)
 
 
 def completed(env: Environment, number: int, completion: Completion) -> Pending[Completion]:

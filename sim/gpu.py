@@ -14,7 +14,7 @@ from typing import Any
 
 from simpy import Environment
 
-from hicache.kernel import Pending, completion_priority, conclude
+from hicache.kernel import FIRST_COMPLETION_PRIORITY, Pending, conclude
 from hicache.operations import Completion, Decode, Prefill
 from sim.burst import Burst
 from sim.step_model import StepModel
@@ -29,13 +29,14 @@ class Gpu:
     """
 
     __slots__ = (
-        "_burst", "_callbacks", "_env", "_finish_ns", "_model", "_operation", "_pending", "_queue",
-        "_start_ns", "_steps", "_timer",
+        "_burst", "_callbacks", "_env", "_finish_ns", "_keeps_step_ends", "_model", "_operation",
+        "_pending", "_queue", "_start_ns", "_steps", "_timer",
     )  # fmt: skip
 
-    def __init__(self, env: Environment, steps: StepModel) -> None:
+    def __init__(self, env: Environment, steps: StepModel, *, keeps_step_ends: bool = True) -> None:
         self._env: Any = env  # its times are ints
         self._model = steps
+        self._keeps_step_ends = keeps_step_ends
         self._pending: Pending[Completion] | None = None
         self._operation: Prefill | Decode
         self._start_ns = 0
@@ -51,10 +52,22 @@ class Gpu:
         self, pending: Pending[Completion], operation: Prefill | Decode, ready_ns: int
     ) -> None:
         """Take a step or burst that the engine has ready at `ready_ns`."""
-        if self._pending is None:
-            self._start(pending, operation, ready_ns)
-        else:
+        if self._pending is not None:
             self._queue.append((pending, operation, ready_ns, False))
+            return
+        self._pending = pending
+        self._operation = operation
+        self._start_ns = ready_ns
+        if type(operation) is Decode:
+            self._steps = steps = operation.max_steps
+            burst = self._model.burst(operation.batch, operation.context_tokens, steps)
+            self._burst = burst
+            self._finish_ns = ready_ns + burst.end_ns(steps)
+        else:
+            self._burst = None
+            self._steps = 0
+            self._finish_ns = ready_ns + self._model.prefill_ns(operation)  # pyright: ignore
+        self._set_timer(pending)
 
     def end_burst(self, pending: Pending[Completion]) -> None:
         """Let a burst end at its next step boundary; one yet to begin, after one step."""
@@ -70,40 +83,22 @@ class Gpu:
         if step < self._steps:
             self._steps = step
             self._finish_ns = self._start_ns + burst.end_ns(step)
-            self._set_timer()
+            self._set_timer(pending)
 
-    def _start(
-        self, pending: Pending[Completion], operation: Prefill | Decode, start_ns: int
-    ) -> None:
-        self._pending = pending
-        self._operation = operation
-        self._start_ns = start_ns
-        if type(operation) is Decode:
-            self._steps = steps = operation.max_steps
-            burst = self._model.burst(operation.batch, operation.context_tokens, steps)
-            self._burst = burst
-            self._finish_ns = start_ns + burst.end_ns(steps)
-        else:
-            self._burst = None
-            self._steps = 0
-            self._finish_ns = start_ns + self._model.prefill_ns(operation)  # pyright: ignore
-        self._set_timer()
-
-    def _set_timer(self) -> None:
+    def _set_timer(self, pending: Pending[Completion]) -> None:
         """The GPU's one event: at the stamp of the running one's completion, in its place."""
-        pending = self._pending
-        assert pending is not None
         env = self._env
-        delay_ns = self._finish_ns + 1 - env._now
-        priority = completion_priority(pending.number)
-        self._timer = Timer(env, delay_ns, self._callbacks, priority)
+        priority: Any = FIRST_COMPLETION_PRIORITY + pending.number
+        self._timer = Timer(env, self._finish_ns + 1 - env._now, self._callbacks, priority)
 
     def _on_timer(self, timer: Timer) -> None:
         if timer is not self._timer:
             return
         pending, finish_ns, burst, steps = self._pending, self._finish_ns, self._burst, self._steps
         assert pending is not None
-        ends = burst.ends_ns(steps, self._start_ns) if burst is not None else ()
+        ends: tuple[int, ...] = ()
+        if burst is not None and self._keeps_step_ends:
+            ends = burst.ends_ns(steps, self._start_ns)
         done = Completion(
             pending.number, self._operation, pending.submitted_ns, self._start_ns, finish_ns,
             finish_ns + 1, 0, steps, ends,
@@ -111,7 +106,7 @@ class Gpu:
         self._pending = None
         if self._queue:  # the next one begins when this one ended
             following, operation, ready_ns, cut = self._queue.popleft()
-            self._start(following, operation, max(ready_ns, finish_ns))
+            self.submit(following, operation, max(ready_ns, finish_ns))
             if cut:
                 self.end_burst(following)
         conclude(pending, done)

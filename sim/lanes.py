@@ -77,8 +77,10 @@ class SimMachine:
     """A machine in one environment, from its profile.
 
     `geometry`: the model that runs, None for the one whose steps were sampled; another is scaled.
-    `numbers`: a counter that lanes outside this machine share. `disk_workers`, `copy_threads`: the
-    profile's if None. Raises InputError for a transfer mode that the profile knows nothing of.
+    `keeps_step_ends`: whether completions of bursts list the end of every step, which records need
+    and the engine does not. `numbers`: a counter that lanes outside this machine share.
+    `disk_workers`, `copy_threads`: the profile's if None. Raises InputError for a transfer mode
+    that the profile knows nothing of.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class SimMachine:
         disk_workers: int | None = None,
         copy_threads: int | None = None,
         numbers: Iterator[int] | None = None,
+        keeps_step_ends: bool = True,
     ) -> None:
         for key, number in (("disk_workers", disk_workers), ("copy_threads", copy_threads)):
             if number is not None and number < 1:
@@ -99,6 +102,7 @@ class SimMachine:
         self.numbers: Iterator[int] = numbers if numbers is not None else count()
         self.disk = Disk(env, profile.disk, disk_workers)
         self._env: Any = env  # its times are ints
+        self._keeps_step_ends = keeps_step_ends
         self._transfer_mode: TransferMode = transfer_mode
         self._copy_threads = copy_threads
         self._watch = RangeWatch()
@@ -109,9 +113,8 @@ class SimMachine:
         """Devices for one more engine: its own GPU, link and host, the machine's one disk."""
         host = Host(self.profile.host, self._watch, self._copy_threads)
         link = Link(self._env, self.profile.pcie, host, self._transfer_mode)
-        return SimLanes(
-            self._env, host, link, self.disk, Gpu(self._env, self.steps), numbers=self.numbers
-        )
+        gpu = Gpu(self._env, self.steps, keeps_step_ends=self._keeps_step_ends)
+        return SimLanes(self._env, host, link, self.disk, gpu, numbers=self.numbers)
 
     def estimates(self) -> tuple[Estimate, ...]:
         """What results rest on though nobody measured it: the profile's, scaling, joint steps."""

@@ -32,6 +32,7 @@ from sim.timer import Callbacks, Timer
 
 TransferMode = Literal["staged", "kernel", "dma"]
 FULL_SPEED = 1000
+MOST_KNOWN = 10_000
 
 
 class _Transfer:
@@ -73,6 +74,7 @@ class _Way:
         self._peak = curve.points[-1][0] * 1e9 / curve.points[-1][1]
         # Speed while the other direction is busy too, in thousandths.
         self.shared_speed = FULL_SPEED
+        self._known: dict[tuple[int, int], int] = {}  # times by size and extents
         self.head: _Transfer | None = None
         self.queue: deque[_Transfer] = deque()
 
@@ -84,13 +86,19 @@ class _Way:
 
     def alone_ns(self, operation: Copy) -> int:
         """What the copy takes on its stream while the other direction is idle."""
+        known = self._known.get((operation.size_bytes, operation.extents))
+        if known is not None:
+            return known
         if self._mode == "dma" and operation.extents > 1:
             ns = operation.extents * self._alone(operation.size_bytes / operation.extents)
         else:
             ns = self._alone(operation.size_bytes)
         if self._pack is not None:
             ns += self._pack(operation.size_bytes)
-        return max(1, int(ns + 0.5))
+        known = max(1, int(ns + 0.5))
+        if len(self._known) < MOST_KNOWN:
+            self._known[operation.size_bytes, operation.extents] = known
+        return known
 
 
 class Link:

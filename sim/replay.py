@@ -147,7 +147,13 @@ def prepare(
     elif scenario.mode == "untimed":
         lanes = InstantLanes(env)
     else:
-        machine = SimMachine(env, profile, geometry, transfer_mode=scenario.machine.transfer_mode)
+        machine = SimMachine(
+            env,
+            profile,
+            geometry,
+            transfer_mode=scenario.machine.transfer_mode,
+            keeps_step_ends=record,
+        )
         lanes = machine.lanes()
     keeper = TimelineLanes(env, lanes) if timeline else None
     lanes = keeper or lanes
