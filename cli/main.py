@@ -66,7 +66,10 @@ def replay(
         int | None, typer.Option(help="Tokens of one hash id of the trace. [512]")
     ] = None,
     l1: Annotated[
-        str | None, typer.Option(help=f"GPU tier: {_SIZES}. [what the weights leave free]")
+        str | None,
+        typer.Option(
+            help="GPU tier: 40GiB, 40GB, 8000000tokens or 6000pages. [what the weights leave free]"
+        ),
     ] = None,
     l2: Annotated[str | None, typer.Option(help=f"Host memory tier: {_SIZES}. [2x]")] = None,
     l3: Annotated[str | None, typer.Option(help=f"Storage tier: {_SIZES}. [0]")] = None,
@@ -101,6 +104,9 @@ def replay(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Replay a request trace and predict hit rates by tier, TTFT, TPOT and throughput.
+
+    TRACE is Mooncake JSONL, plain, .gz or .zst; '-' reads standard input. One object a line:
+    {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [one id a block]}
 
     Example: hicache replay trace.jsonl --model Qwen3-8B --profile nvidia-h200 --l2 2x --l3 10x
     """
