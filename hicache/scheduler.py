@@ -450,7 +450,8 @@ class Scheduler:
             request = run.request
             run.generated = request.output_tokens
             kv_tokens = request.prompt_tokens + request.output_tokens - 1
-            self._count_decode_pages(run, kv_tokens)
+            # While it decoded its pages were counted by the batch; now they are its own again.
+            run.private = -(-kv_tokens // self._page) - run.held
             self._finish(run, kv_tokens)
 
     def _share_out(self, steps: int, pages: PageRuns) -> PageRuns:

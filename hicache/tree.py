@@ -337,7 +337,7 @@ class HiRadixTree:
                 break
             if have > from_page:
                 doubled = have - from_page
-                first, pages = cut(pages, doubled)
+                first, pages = self.cut_pages(pages, doubled)
                 self.tiers[DEVICE].allocator.give(first, doubled)
                 duplicates += doubled
             new = current.length - have

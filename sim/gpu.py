@@ -67,7 +67,9 @@ class Gpu:
             self._burst = None
             self._steps = 0
             self._finish_ns = ready_ns + self._model.prefill_ns(operation)  # pyright: ignore
-        self._set_timer(pending)
+        env = self._env
+        priority: Any = FIRST_COMPLETION_PRIORITY + pending.number
+        self._timer = Timer(env, self._finish_ns + 1 - env._now, self._callbacks, priority)
 
     def end_burst(self, pending: Pending[Completion]) -> None:
         """Let a burst end at its next step boundary; one yet to begin, after one step."""

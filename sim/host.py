@@ -28,12 +28,13 @@ class Host:
             "h2s": engine.h2s_ns.value,
             "s2h": engine.s2h_ns.value,
         }
-        self._step_ns = engine.step_ns.value
+        self.step_ns = engine.step_ns.value
         self._overhead = None
         if profile.restore_overhead is not None:
             self._overhead = line(profile.restore_overhead.points)
             self._largest = profile.restore_overhead.points[-1][0]
-        self._free_ns = 0
+        # When the engine's thread has dealt with all that it was asked for.
+        self.free_ns = 0
         self._copies_free_ns = 0
         rates = line(profile.copy_bytes_per_s.points)
         self._copy_rate = rates(min(copy_threads or profile.copy_threads.value, rates.xs[-1]))
@@ -45,13 +46,8 @@ class Host:
             if operation.size_bytes > self._largest:
                 self._watch.above("bytes of a restore", operation.size_bytes, self._largest)
             took += int(self._overhead(operation.size_bytes) + 0.5)
-        self._free_ns = (now_ns if now_ns > self._free_ns else self._free_ns) + took
-        return self._free_ns
-
-    def issue_step(self, now_ns: int) -> int:
-        """When the engine's thread, asked at `now_ns`, has a GPU step or burst ready."""
-        self._free_ns = (now_ns if now_ns > self._free_ns else self._free_ns) + self._step_ns
-        return self._free_ns
+        self.free_ns = (now_ns if now_ns > self.free_ns else self.free_ns) + took
+        return self.free_ns
 
     def copy(self, ready_ns: int, size_bytes: int) -> tuple[int, int]:
         """Start and end of a CPU copy of `size_bytes` that is asked for at `ready_ns`."""

@@ -63,7 +63,9 @@ class SimLanes:
             else:
                 self._disk.submit(pending, operation, ready_ns)
         else:
-            ready_ns = self._host.issue_step(now)
+            host = self._host  # its thread is busy for `step_ns` before the step is ready
+            free_ns = host.free_ns
+            host.free_ns = ready_ns = (now if now > free_ns else free_ns) + host.step_ns
             self._gpu.submit(pending, operation, ready_ns)  # pyright: ignore[reportArgumentType]
         return pending
 
