@@ -229,7 +229,8 @@ class Scheduler:
         """
         tree, page = self._tree, self._page
         held = match.device
-        node = match.node if match.depth == held else tree.holder(match.node, held)
+        # A node of its own for what is pinned: should somebody restore the rest, that can leave again.
+        node = match.node if match.depth == held else tree.cut_at(match.node, held)
         tree.pin(node, DEVICE)
         tokens = run.kv_tokens
         need = -(-tokens // page) - held
@@ -246,8 +247,8 @@ class Scheduler:
         run.node, run.held = node, held
         run.private, run.private_pages = need, pages
         past = held * page
-        if past > tokens:
-            past = tokens
+        if past > run.request.prompt_tokens:  # its last page is cached, partly filled
+            past = run.request.prompt_tokens
         run.past_tokens = past
         # Every request computes at least its last token, so that there is a next one.
         run.todo_tokens = tokens - past or 1
@@ -308,7 +309,7 @@ class Scheduler:
             tree.unpin(run.node, DEVICE)
             run.node, run.held = end, goal
             run.private, run.private_pages = run.private - (goal - held), rest
-            run.past_tokens = min(goal * self._page, run.kv_tokens)
+            run.past_tokens = min(goal * self._page, run.request.prompt_tokens)
             run.todo_tokens = max(1, run.kv_tokens - run.past_tokens)
             metrics.restores += 1
             metrics.restored_pages += goal - held
