@@ -28,7 +28,7 @@ from simpy.events import Event
 
 from hicache.errors import RecordEnded, RecordError, ReplayDivergence, TransferError
 from hicache.kernel import INPUT_PRIORITY, Pending, post, stamp
-from hicache.operations import Chunk, Completion, Copy, Decode, Operation, Prefill
+from hicache.operations import DIRECTIONS, Chunk, Completion, Copy, Decode, Operation, Prefill
 from hicache.ports import Lanes
 
 SCHEMA = 1
@@ -107,40 +107,76 @@ class Record:
     """A record that was read back. `source` names it in messages."""
 
     def __init__(self, lines: Iterable[str], source: str = "record") -> None:
-        """Raises RecordError if a line is not what a record holds."""
+        """Raises RecordError if a line is not what a record holds.
+
+        Half a line at the end is where a run that died stopped writing: it was cut off there.
+        """
         self.source = source
         self.scenario = ""
         self.complete = False
         self.endings: dict[int, list[Any]] = {}
         self.burst_ends: list[tuple[int, int]] = []
         self.aborts: list[tuple[int, int]] = []
+        begun = False
+        broken: tuple[int, ValueError] | None = None
         for number, line in enumerate(lines, 1):
+            if broken is not None:
+                break
             try:
-                self._take(json.loads(line))
+                items = json.loads(line)
+            except ValueError as error:
+                broken = (number, error)
+                continue
+            try:
+                self._take(items, begun)
             except (ValueError, LookupError, TypeError) as error:
-                raise RecordError(
-                    f"{source}, line {number}: not a line of a record ({error})"
-                ) from None
-        if not self.scenario and not self.endings and not self.complete:
-            raise RecordError(f"{source}: holds no record")
+                raise self._no_record(number, error) from None
+            begun = True
+        else:
+            if begun:
+                return
+        if broken is not None:
+            raise self._no_record(*broken)
+        raise RecordError(f"{source}: holds no record")
 
-    def _take(self, items: list[Any]) -> None:
-        kind = items[0]
-        if kind in ("done", "failed"):
-            items[2] = _decode(items[2])
-            self.endings[items[1]] = items
+    def _no_record(self, number: int, error: Exception) -> RecordError:
+        return RecordError(f"{self.source}, line {number}: not a line of a record ({error})")
+
+    def _take(self, items: list[Any], begun: bool) -> None:
+        kind, *rest = items
+        if begun == (kind == "record"):
+            raise ValueError("a record begins with its header, and has one")
+        if kind == "done":
+            number, operation, *times, ends = rest
+            submitted, started, finished, stamp_ns, _setup, _steps = _whole(times)
+            if not (submitted <= stamp_ns and started <= finished <= stamp_ns):
+                raise ValueError("its times do not follow each other")
+            self._ending([kind, *_whole([number]), _decode(operation), *times, _whole(ends)])
+        elif kind == "failed":
+            number, operation, submitted, stamp_ns, message = rest
+            if not submitted <= stamp_ns:
+                raise ValueError("its times do not follow each other")
+            _whole([submitted, stamp_ns])
+            self._ending([kind, *_whole([number]), _decode(operation), *rest[2:4], str(message)])
         elif kind == "end":
-            self.burst_ends.append((items[1], items[2]))
+            number, submissions = _whole(rest)
+            self.burst_ends.append((number, submissions))
         elif kind == "abort":
-            self.aborts.append((items[1], items[2]))
+            stamp_ns, request = _whole(rest)
+            self.aborts.append((stamp_ns, request))
         elif kind == "record":
-            if items[1] != SCHEMA:
-                raise ValueError(f"schema {items[1]}, this version reads {SCHEMA}")
-            self.scenario = items[2]
+            schema, self.scenario = rest
+            if schema != SCHEMA:
+                raise ValueError(f"schema {schema}, this version reads {SCHEMA}")
         elif kind == "end of record":
             self.complete = True
         else:
             raise ValueError(f"unknown kind {kind!r}")
+
+    def _ending(self, items: list[Any]) -> None:
+        if items[1] in self.endings:
+            raise ValueError(f"operation {items[1]} ended before")
+        self.endings[items[1]] = items
 
 
 class ReplayLanes:
@@ -157,7 +193,10 @@ class ReplayLanes:
         self._submissions = 0
         self._ends = 0
         self._last = max(record.endings, default=-1)
-        self._unfinished: int | None = None
+        # Under way when the record was cut off. Kept: nobody else holds on to the process that waits
+        # for one, and a collector that found it would end it, with all that its ending does.
+        self._unfinished: list[Pending[Completion]] = []
+        self._diverged: RecordError | None = None
 
     def deliver_inputs(self, engine: AbortsRequests) -> None:
         """Let the recorded aborts happen when they did."""
@@ -166,6 +205,15 @@ class ReplayLanes:
 
     def submit(self, operation: Operation) -> Pending[Completion]:
         """Answer `operation` as the record says."""
+        if self._diverged is not None:
+            raise self._diverged  # what the engine does after the first difference says nothing
+        try:
+            return self._answer(operation)
+        except RecordError as error:
+            self._diverged = error
+            raise
+
+    def _answer(self, operation: Operation) -> Pending[Completion]:
         number, now, source = next(self._numbers), int(self._env.now), self._record.source
         self._submissions += 1
         pending: Pending[Completion] = Pending(self._env, number, now)
@@ -173,7 +221,7 @@ class ReplayLanes:
         if entry is None:
             if number > self._last:
                 raise self._missing(number, operation)
-            self._unfinished = number  # under way when the record was cut off
+            self._unfinished.append(pending)
             return pending
         recorded, submitted_ns = entry[2], entry[3]
         if type(recorded) is not type(operation) or recorded != operation:
@@ -197,6 +245,8 @@ class ReplayLanes:
 
     def end_burst(self, pending: Pending[Completion]) -> None:
         """Check that the record holds this request at this place."""
+        if self._diverged is not None:
+            return
         if self._ends >= len(self._record.burst_ends):
             if self._record.complete:
                 raise ReplayDivergence(
@@ -216,9 +266,10 @@ class ReplayLanes:
         """To be called when the environment has nothing left to do: RecordEnded if the record was
         cut off.
         """
-        if self._unfinished is not None:
+        if self._unfinished:
+            number = self._unfinished[0].number
             raise RecordEnded(
-                f"{self._record.source}: cut off while operation {self._unfinished} was under way"
+                f"{self._record.source}: cut off while operation {number} was under way"
             )
         if not self._record.complete:
             raise RecordEnded(f"{self._record.source}: cut off after operation {self._last}")
@@ -253,17 +304,32 @@ def _encode(operation: Operation) -> list[object]:
 
 
 def _decode(items: list[Any]) -> Operation:
-    kind, fields = items[0], items[1:]
+    kind, *fields = items
     if kind == "Copy":
         direction, pages, size_bytes, extents, source, target = fields
+        if direction not in DIRECTIONS:
+            raise ValueError(f"unknown direction {direction!r}")
+        _whole([pages, size_bytes, extents])
         return Copy(direction, pages, size_bytes, extents, _runs(source), _runs(target))
     if kind == "Prefill":
-        return Prefill(tuple(Chunk(*chunk) for chunk in fields[0]), *fields[1:])
+        chunks, *counts = fields
+        parts = tuple(Chunk(*_whole(chunk)) for chunk in chunks)
+        return Prefill(parts, *_whole(counts))
     if kind == "Decode":
-        batch, context_tokens, max_steps, requests = fields
-        return Decode(batch, context_tokens, max_steps, tuple(requests))
+        *counts, requests = fields
+        batch, context_tokens, max_steps = _whole(counts)
+        return Decode(batch, context_tokens, max_steps, tuple(_whole(requests)))
     raise ValueError(f"unknown operation {kind!r}")
 
 
 def _runs(pairs: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((first, length) for first, length in pairs)
+    return tuple((first, length) for first, length in map(_whole, pairs))
+
+
+def _whole(values: Any) -> list[int]:
+    """`values`, if it is a list of whole numbers."""
+    if not isinstance(values, list) or any(
+        type(value) is not int for value in cast("list[Any]", values)
+    ):
+        raise ValueError(f"{values!r} is no list of whole numbers")
+    return cast("list[int]", values)

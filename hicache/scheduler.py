@@ -229,7 +229,7 @@ class Scheduler:
         """
         tree, page = self._tree, self._page
         held = match.device
-        # A node of its own for what is pinned: should somebody restore the rest, that can leave again.
+        # A node of its own for what is pinned: what others may restore behind it stays evictable.
         node = match.node if match.depth == held else tree.cut_at(match.node, held)
         tree.pin(node, DEVICE)
         tokens = run.kv_tokens

@@ -109,10 +109,15 @@ class WriteQueue:
         self._in_flight += 1
         try:
             await self._copier.copy(self._direction, pages, source, target)
-        finally:
-            self._in_flight -= 1
-            if self._waiting:
-                self._serve_next()
+        except TransferError:
+            self._leave()
+            raise
+        self._leave()
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        if self._waiting:
+            self._serve_next()
 
     def _serve_next(self) -> None:
         while self._waiting and self._in_flight < self._limit:
@@ -138,9 +143,7 @@ class WriteQueue:
         else:
             for job in jobs:
                 job.done.succeed()
-        finally:
-            self._in_flight -= 1
-            self._serve_next()
+        self._leave()
 
 
 class Transfers:
