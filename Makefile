@@ -1,5 +1,8 @@
 # The verbs of this project. Each makes the environment in .venv first, if it is not there yet.
-PYTHON ?= $(shell command -v python3.12 || command -v python3.11 || command -v python3)
+# The first of these that runs (a name on the path may be a shim that does not) and is new enough.
+PYTHON ?= $(shell for each in python3.12 python3.11 python3 python; do \
+	$$each -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$each && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -22,11 +25,13 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/replay_speed.py
 
 $(VENV)/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $(VENV)/.installed $@

@@ -46,6 +46,7 @@ class Engine:
         if options.check_every_steps:
             self.scheduler.on_step = self._check_now_and_then
         self._steps_unchecked = 0
+        self._untimed: UntimedServer | None = None
 
     def serve(self, requests: Iterable[Request]) -> None:
         """Start to serve `requests`, which come in the order of their arrival."""
@@ -56,7 +57,9 @@ class Engine:
         """Serve `requests` one at a time in their order, as if nothing took time
         (`sim.InstantLanes`).
         """
-        UntimedServer(self.tree, self.transfers, self.metrics, self.options).serve(requests)
+        if self._untimed is None:
+            self._untimed = UntimedServer(self.tree, self.transfers, self.metrics, self.options)
+        self._untimed.serve(requests)
 
     def abort(self, number: int) -> bool:
         """Give a request up, in whatever phase it is; False if it is not known (any more)."""

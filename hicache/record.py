@@ -193,8 +193,8 @@ class ReplayLanes:
         self._submissions = 0
         self._ends = 0
         self._last = max(record.endings, default=-1)
-        # Under way when the record was cut off. Kept: nobody else holds on to the process that waits
-        # for one, and a collector that found it would end it, with all that its ending does.
+        # Under way when the record was cut off. Kept: nobody else holds on to the process that
+        # waits for one, and a collector that found it would end it, with all that its ending does.
         self._unfinished: list[Pending[Completion]] = []
         self._diverged: RecordError | None = None
 

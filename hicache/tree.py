@@ -63,6 +63,7 @@ class HiRadixTree:
         self.clock = 0
         self.nodes = 0
         self.splits = 0
+        self._ages = cache.eviction in ("fifo", "filo")
         self._falling = any(tier.offers_on_access for tier in self.tiers)
 
     # ------------------------------------------------------------------ walking
@@ -335,6 +336,12 @@ class HiRadixTree:
                 from_page = 0
             if have < current.length and current.arrival[DEVICE] is not None:
                 break
+            if self._ages and 0 < have < current.length:
+                # Its tail left and comes again: by creation that is a younger node.
+                self._split(current, have)
+                current.created = self.clock
+                from_page = max(held - current.depth, 0)
+                have = 0
             if have > from_page:
                 doubled = have - from_page
                 first, pages = self.cut_pages(pages, doubled)

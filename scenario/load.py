@@ -175,7 +175,7 @@ def _located(key: str, value: object, folder: str) -> str:
 
 
 def _trace_path(path: str, folder: str) -> str:
-    return _absolute(path, folder) if path else ""
+    return _absolute(path, folder) if path and path != "-" else path
 
 
 def _model_name(name: str, folder: str) -> str:

@@ -53,6 +53,8 @@ def check_target(folder: str | os.PathLike[str]) -> None:
             raise InputError(
                 f"{os.fspath(folder)}: {above} is a file, so no result folder can be made in it"
             )
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise InputError(f"{os.fspath(folder)}: {above} cannot be written to")
         return
     if not os.path.isdir(place):
         raise InputError(f"{os.fspath(folder)} is a file; a result is a folder")

@@ -118,7 +118,8 @@ def outside_range(run: Run) -> list[str]:
     if run.machine is None:
         return []
     return [
-        f"outside_range: {each.what} was asked for {each.farthest}, measured to "
-        f"{each.measured_to} ({each.times} times)"
+        f"outside_range: {each.what} was asked for {each.farthest}, measured "
+        f"{'from' if each.farthest < each.measured_to else 'to'} {each.measured_to} "
+        f"({each.times} times)"
         for each in run.machine.outside_range()
     ]

@@ -8,7 +8,7 @@ summary, one row a request, and the scenario as resolved. Nothing here prints or
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simpy import Environment
@@ -18,13 +18,13 @@ from hicache.errors import InputError
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.record import Record, Recorder, ReplayLanes
-from hicache.requests import Request
 from scenario.columns import Columns
 from scenario.geometry import ModelGeometry, load_geometry
 from scenario.profile import Profile, load_profile
 from scenario.records import Scenario, digest, dump_toml
 from scenario.resolve import resolve
 from sim.instant import InstantLanes
+from sim.interrupt import Interrupt
 from sim.lanes import SimMachine
 from sim.rows import Rows
 from sim.summary import summarise
@@ -70,7 +70,8 @@ class Run:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            self._serve()
+            with Interrupt(self.env) as interrupt:
+                self._serve(interrupt)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
@@ -81,9 +82,9 @@ class Run:
         if self.recorder is not None and not self.interrupted:
             self.recorder.close()
 
-    def _serve(self) -> None:
+    def _serve(self, interrupt: Interrupt) -> None:
         tiers, cache = self.scenario.tiers, self.scenario.cache
-        requests = _in_order(self.trace.requests(tiers.page_size_tokens, cache.pages))
+        requests = interrupt.reading(self.trace.requests(tiers.page_size_tokens, cache.pages))
         if self.scenario.mode == "untimed":
             self.engine.serve_untimed(requests)
             return
@@ -136,6 +137,11 @@ def prepare(
         speed=scenario.trace.speed,
         progress=progress,
     )
+    if scenario.mode == "untimed" and (record or timeline or replay_of is not None):
+        raise InputError(
+            "mode is untimed: nothing takes time, so there are no completions to record or replay "
+            "and no timeline; leave out --untimed, or else --save-record, --record and --timeline"
+        )
     env = Environment(0)
     machine: SimMachine | None = None
     replaying: ReplayLanes | None = None
@@ -181,13 +187,3 @@ def replay(
     )
     run.execute()
     return run.outcome()
-
-
-def _in_order(requests: Iterator[Request]) -> Iterator[Request]:
-    """The requests, at least one of them."""
-    empty = True
-    for request in requests:
-        empty = False
-        yield request
-    if empty:
-        raise InputError("the trace holds no request")

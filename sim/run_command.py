@@ -11,7 +11,7 @@ from hicache.record import Record
 from scenario.load import load_scenario
 from scenario.parquet import ParquetWriter
 from scenario.records import Scenario, digest
-from scenario.results import check_target, load_result, write_result
+from scenario.results import Result, check_target, load_result, write_result
 from sim.replay import replay
 from sim.table import print_summary
 from traces.progress import ProgressBar
@@ -36,7 +36,9 @@ def run_replay(
     machine. Raises HiCacheError subclasses for what cannot be; nothing is written then.
     """
     replay_of: Record | None = None
+    recorded: Result | None = None
     if record_of is not None:
+        recorded = load_result(record_of)
         scenario_file, replay_of = _recorded(record_of, scenario_file)
     scenario = load_scenario(scenario_file, overrides)
     folder = out or default_folder(scenario)
@@ -51,6 +53,9 @@ def run_replay(
                 record=save_record,
                 replay_of=replay_of,
             )
+        if recorded is not None:  # what the record rests on, the replay rests on
+            outcome.summary["estimates"] = recorded.summary.get("estimates", [])
+            outcome.summary["warnings"] = recorded.summary.get("warnings", [])
         place = write_result(
             folder,
             outcome.summary,
@@ -69,14 +74,14 @@ def run_replay(
 
 def default_folder(scenario: Scenario) -> str:
     """Where a result goes if nobody says: named by the trace and the scenario's digest."""
-    name = os.path.basename(scenario.trace.path).split(".")[0] or "stdin"
+    path = scenario.trace.path
+    name = "stdin" if path == "-" else os.path.basename(path).split(".")[0]
     return os.path.join("results", f"{name}-{digest(scenario)[:8]}")
 
 
 def _recorded(folder: str, scenario_file: str | None) -> tuple[str, Record]:
     if scenario_file is not None:
         raise InputError("--record brings its own scenario; leave --scenario out")
-    load_result(folder)
     path = os.path.join(folder, RECORD_NAME)
     try:
         with open(path, encoding="utf-8") as lines:

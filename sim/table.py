@@ -19,12 +19,15 @@ def print_summary(summary: Mapping[str, Any], folder: str | None = None) -> None
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
+    narrow = console.width < 105
     table = Table(box=box.SIMPLE_HEAD, title=_title(summary), title_justify="left", pad_edge=False)
     table.add_column("")
-    for name in ("tokens", "of prompt", "of pages", "last half", "capacity", "evicted"):
-        table.add_column(name, justify="right")
+    names = ("tokens", "of prompt", "of pages", "last half", "capacity", "evicted")
+    shown = [0, 1, 2, 6] if narrow else range(len(names) + 1)
+    for place in shown[1:]:
+        table.add_column(names[place - 1], justify="right", no_wrap=True)
     for row in _source_rows(summary):
-        table.add_row(*row)
+        table.add_row(*(row[place] for place in shown))
     console.print(table)
     if summary["mode"] == "timed":
         console.print(_times(summary, Table(box=box.SIMPLE_HEAD, pad_edge=False)))

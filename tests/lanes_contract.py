@@ -81,19 +81,24 @@ operations = st.one_of(
 plans = st.lists(st.tuples(st.integers(0, 20_000_000), operations), min_size=1, max_size=12)
 
 
-class LanesContract:
-    """Inherit, and give `make_lanes`. `takes_time`: whether operations last longer than nothing."""
+class PlannedLanesContract:
+    """What holds of any plan of operations. Inherit, and give `make_lanes`, or `play` where lanes
+    must know the plan. `takes_time`: whether operations last longer than nothing.
+    """
 
     takes_time = True
 
     def make_lanes(self, env: Environment) -> Lanes:
         raise NotImplementedError
 
+    def play(self, env: Environment, plan: list[tuple[int, Operation]]) -> list[Watched]:
+        return play(env, self.make_lanes(env), plan)
+
     @given(plan=plans)
     @settings(INHERITED, max_examples=25)
     def test_every_operation_is_answered_once_and_in_its_own_time(self, plan):
         env = Environment(0)
-        watched = play(env, self.make_lanes(env), plan)
+        watched = self.play(env, plan)
         in_order = [operation for _, operation in sorted(plan, key=lambda entry: entry[0])]
         for number, (each, operation) in enumerate(zip(watched, in_order, strict=True)):
             assert each.pending.number == number
@@ -119,9 +124,13 @@ class LanesContract:
         runs = []
         for _ in range(2):
             env = Environment(0)
-            watched = play(env, self.make_lanes(env), plan)
+            watched = self.play(env, plan)
             runs.append([repr(each.answers) for each in watched])
         assert runs[0] == runs[1]
+
+
+class LanesContract(PlannedLanesContract):
+    """The same, and what holds of lanes that make their completions themselves."""
 
     @pytest.mark.parametrize(
         "operation",

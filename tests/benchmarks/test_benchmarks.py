@@ -1,0 +1,47 @@
+"""The benchmarks run: on a small input, without a word about how fast."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def _run(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_replay_speed_smoke() -> None:
+    said = _run(BENCHMARKS / "replay_speed.py", "--smoke")
+    for name in (
+        "cost, page 1,",
+        "always, page 64, fast disk",
+        "untimed",
+        "cost, page 512, trace 4 times",
+    ):
+        assert f"| {name}" in said
+    assert "the fixed loop: median" in said
+    assert "MISSED" not in said, "a smoke run judges nothing"
+
+
+def test_profile_replay(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(
+        '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [0, 1]}\n'
+    )
+    said = _run(BENCHMARKS / "profile_replay.py", trace, "--set", "seed=1", "--top", "5")
+    assert "hicache/scheduler.py" in said
+    assert said.count("| ") > 10
