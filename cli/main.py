@@ -4,6 +4,8 @@ needed.
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from typing import Annotated, Any
 
@@ -21,6 +23,10 @@ app = typer.Typer(
 )
 
 _SIZES = "40GiB, 40GB, 8000000tokens, 6000pages, 2x (times L1) or 0 (none)"
+
+
+# What a shell reports of a program that SIGPIPE ended.
+_PIPE_CLOSED = 141
 
 
 def _version(wanted: bool) -> None:
@@ -144,15 +150,38 @@ def replay(
 
 def main() -> None:
     """Run the command line; errors of the user's are one line and exit code 2."""
+    # A replay makes hardly any cycles, and a process this short need not look for them.
+    gc.disable()
+    code = _run()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        code = _PIPE_CLOSED
+    # All is written: taking a million objects apart one by one would only take time.
+    os._exit(code)
+
+
+def _run() -> int:
     from hicache.errors import HiCacheError
 
     try:
         app()
     except HiCacheError as error:
         print(f"hicache: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except BrokenPipeError:
-        sys.exit(141)
+        return _PIPE_CLOSED
+    except SystemExit as ending:
+        return _code_of(ending)
+    return 0
+
+
+def _code_of(ending: SystemExit) -> int:
+    if ending.code is None or isinstance(ending.code, int):
+        return ending.code or 0
+    print(ending.code, file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

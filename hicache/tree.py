@@ -322,6 +322,12 @@ class HiRadixTree:
 
             path   |--- held ---|--- adopted ---|-dup-|--- adopted ---|   all of it published
         """
+        if (
+            end.parent is pinned
+            and held == end.depth
+            and not (end.resident[DEVICE] or end.pins[DEVICE] or end.arrival[DEVICE])
+        ):
+            return self._adopt_leaf(pinned, end, pages)
         path: list[Node] = []
         current = end
         while current.parent is not None and current.depth + current.length > held:
@@ -360,6 +366,21 @@ class HiRadixTree:
         if last is not end and not end.children:
             self._prune(end)
         return last, duplicates, pages, adopted
+
+    def _adopt_leaf(
+        self, pinned: Node, end: Node, pages: PageRuns
+    ) -> tuple[Node, int, PageRuns, int]:
+        """`adopt` for what is nearly always the case: one node, right below, with nothing in L1
+        yet.
+        """
+        count = end.length
+        if self.named:
+            end.pages[DEVICE], pages = cut(pages, count)
+        end.resident[DEVICE] = count
+        end.pins[DEVICE] = 1
+        pinned.kids[DEVICE] += 1
+        self.tiers[DEVICE].resident += count
+        return end, 0, pages, count
 
     def grow(self, node: Node, tier: int, count: int) -> None:
         """`count` more pages of `node` are published in `tier`."""

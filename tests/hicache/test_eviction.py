@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from adversarial_lanes import pages_of
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +135,21 @@ class EvictionContract:
                 user.compute((first, 9, 9, 9))
             assert user.tree.evict(DEVICE, 5) == freed
             assert len(published(user.tree, DEVICE)) == 16 - freed
+
+    def test_a_tail_that_left_while_it_was_computed_comes_back(self):
+        """Two compute one prompt; when the second is done, the first one's tail is gone again."""
+        for granularity in ("page", "node"):
+            user = TreeUser(small_tree(20, eviction=self.name, eviction_granularity=granularity))
+            second = user.start((0, 1, 2))
+            user.compute((0, 1, 2))
+            user.tree.evict(DEVICE, 2)
+            check_integrity(user.tree)
+            before = published(user.tree, DEVICE)
+            assert user.finish(second) == 0
+            check_integrity(user.tree)
+            now = published(user.tree, DEVICE)
+            computed = dict(zip(sorted(now, key=len), pages_of(second.pages), strict=True))
+            assert now == computed | before
 
     def test_what_cannot_be_had_evicts_nothing(self):
         user = TreeUser(small_tree(8, eviction=self.name))

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from tree_user import TreeUser, small_tree
+from tree_user import Computing, TreeUser, small_tree
 from tree_view import Path, claims, path_of, published
 
 from hicache.allocator import PageAllocator
@@ -77,6 +77,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.pins: list[tuple[Node, int, Path]] = []
         self.flights: list[Flight] = []
         self.private: list[tuple[PageRuns, int]] = []
+        self.computing: list[Computing] = []
         self.next_private_key = -1000
         for prompt in prompts:
             self.compute(prompt, 0)
@@ -97,11 +98,16 @@ class TreeMachine(RuleBasedStateMachine):
         for flight in self.flights:
             if tier in (flight.arrival.source, flight.arrival.target):
                 paths.append(flight.path)
+        if tier == DEVICE:
+            paths += [self.path(each.contents)[: each.held] for each in self.computing]
         return {path[: end + 1] for path in paths for end in range(len(path))}
 
     def free(self, tier: int) -> int:
         arriving = sum(len(f.pages) for f in self.flights if f.arrival.target == tier)
-        private = sum(count for _, count in self.private) if tier == DEVICE else 0
+        private = 0
+        if tier == DEVICE:
+            private = sum(count for _, count in self.private)
+            private += sum(len(each.contents) - each.held for each in self.computing)
         return self.capacities[tier] - len(self.held[tier]) - arriving - private
 
     def evicted(self, tier: int, short: int, extra_pins: Path = ()) -> None:
@@ -165,32 +171,54 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(contents=contents, priority=st.integers(0, 2))
     def compute(self, contents, priority):
+        before = len(self.computing)
+        self.start(contents)
+        if len(self.computing) > before:
+            self.finish(before, priority)
+
+    @rule(contents=contents)
+    def start_two(self, contents):
+        """Two requests compute the same."""
+        self.start(contents)
+        self.start(contents)
+
+    @rule(contents=contents)
+    def start(self, contents):
+        """A request begins to compute what L1 lacks of its prompt."""
         path = self.path(contents)
         known = leading(path, self.held[DEVICE])
         missing = len(path) - known
         short = missing - self.free(DEVICE)
         can = self.can_take(DEVICE, missing, path[:known])
-        left = self.user.compute(contents, priority)
-        assert (left is not None) == can
-        if left is None:
-            self.evicted(DEVICE, 0)
-            return
-        blocked = any(self.bringing(path[:end], DEVICE) for end in range(known + 1, len(path) + 1))
-        assert left == (missing if blocked else 0)
+        computing = self.user.start(contents)
+        assert (computing is not None) == can
+        self.evicted(DEVICE, short if can else 0, path[:known])
+        if computing is not None:
+            assert computing.held == known
+            assert path_of(computing.node) == path[:known]
+            self.computing.append(computing)
+
+    @precondition(lambda self: self.computing)
+    @rule(place=places, priority=st.integers(0, 2))
+    def finish(self, place, priority):
+        """It is done: the tree takes what nobody else has published or is bringing."""
+        computing = self.computing.pop(place % len(self.computing))
+        path = self.path(computing.contents)
+        beyond = [path[:end] for end in range(computing.held + 1, len(path) + 1)]
+        arriving = [page for page in beyond if self.bringing(page, DEVICE)]
+        left = self.user.finish(computing, priority)
         now = published(self.tree, DEVICE)
+        assert all(now[page] == number for page, number in self.held[DEVICE].items())
         new = set(now) - set(self.held[DEVICE])
-        assert new == (
-            set() if blocked else {path[:end] for end in range(known + 1, len(path) + 1)}
-        )
-        self.held[DEVICE].update({page: now[page] for page in new})
-        # What was evicted to make room may be a page that has just come back.
-        kept = {page: number for page, number in now.items() if page not in new}
-        held_before = {p: n for p, n in self.held[DEVICE].items() if p not in new}
-        gone = set(held_before) - set(kept)
-        assert all(held_before[page] == number for page, number in kept.items())
-        assert not gone & (self.protected(DEVICE) | {path[:end] for end in range(1, known + 1)})
-        assert len(gone) == max(short, 0) if self.by_page else len(gone) >= short
-        assert short > 0 or not gone
+        if arriving:  # all in front of those was published before, so that nothing is left to take
+            assert not new
+            assert len(beyond) - beyond.index(arriving[0]) <= left <= len(beyond)
+        else:
+            assert left == 0
+            assert new == set(beyond) - set(self.held[DEVICE])
+        if self.tree.named:  # each page is the one that it was computed into
+            mine = dict(zip(beyond, pages_of(computing.pages), strict=True))
+            assert all(now[page] == mine[page] for page in new)
         self.held[DEVICE] = now
 
     @precondition(lambda self: self.held[DEVICE])
@@ -347,6 +375,7 @@ class TreeMachine(RuleBasedStateMachine):
                     owned += pages_of(flight.arrival.pages)
             if tier == DEVICE:
                 owned += [page for pages, _ in self.private for page in pages_of(pages)]
+                owned += [page for each in self.computing for page in pages_of(each.pages)]
             owned += pages_of(tuple(allocator.free_runs()))
             assert sorted(owned) == list(range(self.capacities[tier]))
 
@@ -359,6 +388,8 @@ class TreeMachine(RuleBasedStateMachine):
             self.unpin(0)
         while self.private:
             self.give_private(0)
+        while self.computing:
+            self.finish(0, 0)
         assert claims(self.tree) == []
         for tier in TIERS:
             self.tree.evict(tier, 1000)

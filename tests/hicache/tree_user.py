@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from small_workloads import Keys
 
 from hicache.arrival import Arrival
 from hicache.errors import TransferError
 from hicache.node import DEVICE, Node
+from hicache.operations import PageRuns
 from hicache.options import CacheOptions, EngineOptions
 from hicache.tree import HiRadixTree, Match
 
@@ -20,6 +23,15 @@ def small_tree(*capacities: int, page_ids: str = "named", **cache: object) -> Hi
     )
 
 
+class Computing(NamedTuple):
+    """A prompt whose first `held` pages are pinned at `node`, and private pages for the others."""
+
+    contents: Contents
+    node: Node
+    held: int
+    pages: PageRuns
+
+
 class TreeUser:
     """Serves prompts, given as page contents, from a tree."""
 
@@ -31,28 +43,39 @@ class TreeUser:
         """Look `contents` up."""
         return self.tree.match(self.keys.runs(contents))
 
-    def compute(self, contents: Contents, priority: int = 0) -> int | None:
-        """Serve a prompt: what L1 lacks is computed into private pages, and left to the tree.
-
-        Returns how many pages the tree did not take because others are bringing them (they are free
-        again); None where L1 has no room.
+    def start(self, contents: Contents) -> Computing | None:
+        """Look a prompt up, pin what L1 has of it and take pages for the rest; None where L1 has no
+        room.
         """
         tree = self.tree
         match = self.match(contents)
         held = match.device
-        node = tree.holder(match.node, held)
+        node = match.node if match.depth == held else tree.cut_at(match.node, held)
         tree.pin(node, DEVICE)
-        private = len(contents) - held
-        pages = tree.take(DEVICE, private)
-        if pages is None or not private:
+        pages = tree.take(DEVICE, len(contents) - held)
+        if pages is None:
             tree.unpin(node, DEVICE)
-            return None if pages is None else 0
-        end = tree.extend(node, self.keys.runs(contents), priority)
-        node, duplicates, pages, adopted = tree.adopt(node, end, held, pages)  # the pin moves down
-        private -= duplicates + adopted
-        tree.give(DEVICE, pages, private)
+            return None
+        return Computing(contents, node, held, pages)
+
+    def finish(self, computing: Computing, priority: int = 0) -> int:
+        """Leave what was computed to the tree. Returns how many pages it did not take because
+        others are bringing them; they are free again.
+        """
+        tree, (contents, node, held, pages) = self.tree, computing
+        private = len(contents) - held
+        if private:
+            end = tree.extend(node, self.keys.runs(contents), priority)
+            node, duplicates, pages, adopted = tree.adopt(node, end, held, pages)
+            private -= duplicates + adopted  # the pin has moved down
+            tree.give(DEVICE, pages, private)
         tree.unpin(node, DEVICE)
         return private
+
+    def compute(self, contents: Contents, priority: int = 0) -> int | None:
+        """Both at once; None where L1 has no room."""
+        computing = self.start(contents)
+        return None if computing is None else self.finish(computing, priority)
 
     def arrive(self, node: Node, source: int, target: int) -> Arrival | None:
         """Begin to bring what `target` lacks of the path ending at `node`; None if nothing is
