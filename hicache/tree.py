@@ -342,25 +342,22 @@ class HiRadixTree:
                 from_page = 0
             if have < current.length and current.arrival[DEVICE] is not None:
                 break
-            if self._ages and 0 < have < current.length:
-                # Its tail left and comes again: by creation that is a younger node.
-                self._split(current, have)
-                current.created = self.clock
-                from_page = max(held - current.depth, 0)
-                have = 0
             if have > from_page:
                 doubled = have - from_page
                 first, pages = self.cut_pages(pages, doubled)
                 self.tiers[DEVICE].allocator.give(first, doubled)
                 duplicates += doubled
+            assert have >= from_page, "adopting would leave a hole"
             new = current.length - have
             if new:
-                assert have >= from_page, "adopting would leave a hole"
                 if self.named:
                     first, pages = cut(pages, new)
                     current.pages[DEVICE] = join(current.pages[DEVICE], first)
                 self.grow(current, DEVICE, new)
                 adopted += new
+                if have and self._ages:  # its tail had left: by creation that is a younger node
+                    self._split(current, have)
+                    current.created = self.clock
             last = current
         self.repin(pinned, last, DEVICE)
         if last is not end and not end.children:
