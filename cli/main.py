@@ -107,7 +107,9 @@ def replay(
         str | None,
         typer.Option(help="Result folder whose record is replayed, decision for decision."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the result's folder, no table.")
+    ] = False,
 ) -> None:
     """Replay a request trace and predict hit rates by tier, TTFT, TPOT and throughput.
 
@@ -152,7 +154,7 @@ def main() -> None:
     """Run the command line; errors of the user's are one line and exit code 2."""
     # A replay makes hardly any cycles, and a process this short need not look for them.
     gc.disable()
-    code = _run()
+    code = run()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -162,7 +164,8 @@ def main() -> None:
     os._exit(code)
 
 
-def _run() -> int:
+def run() -> int:
+    """The same without ending the process: returns the exit code."""
     from hicache.errors import HiCacheError
 
     try:

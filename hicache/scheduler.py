@@ -110,9 +110,10 @@ class Scheduler:
         pages = -(-(request.prompt_tokens + max(request.output_tokens, 1) - 1) // self._page)
         if pages > self._device.capacity:
             raise InputError(
-                f"request {request.number}: its prompt of {request.prompt_tokens} tokens and "
-                f"output of {request.output_tokens} need {pages} pages of {self._page} tokens, "
-                f"but L1 has {self._device.capacity}: give a larger --l1"
+                f"request {request.number} (counted from 0): its prompt of "
+                f"{request.prompt_tokens} tokens and output of {request.output_tokens} need "
+                f"{pages} pages of {self._page} tokens, but L1 has {self._device.capacity}: "
+                "give a larger --l1"
             )
         self._orders += 1
         run = Running(request, self._orders, self._env._now)

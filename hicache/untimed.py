@@ -62,7 +62,8 @@ class UntimedServer:
             pages = tree.take(DEVICE, need)
             if pages is None:
                 raise InputError(
-                    f"request {request.number}: its {kv_tokens} tokens need {need + held} pages of "
+                    f"request {request.number} (counted from 0): its {kv_tokens} tokens "
+                    f"need {need + held} pages of "
                     f"{page} tokens, but L1 has {tree.tiers[DEVICE].capacity}: give a larger --l1"
                 )
         hits = (held, 0, 0)

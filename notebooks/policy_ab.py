@@ -24,19 +24,31 @@
 # All three replay the same trace (`data/agents.jsonl`, agents that come back to their prompts) with
 # the scenario of `make demo`: Qwen3-8B on one H200, 60 GiB of L1, twice that of L2, ten times that
 # of L3.
+#
+# As a script (`python notebooks/policy_ab.py`) it prints its table and saves its figures in
+# `results/policy_ab`. To open it: `pip install jupytext notebook`, then
+# `jupytext --to notebook notebooks/policy_ab.py` and `jupyter notebook`.
 
 # %%
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+import matplotlib
 import numpy as np
 import pandas as pd
+
+# A notebook knows no __file__; a script needs no display.
+SCRIPT = "__file__" in globals()
+if SCRIPT:
+    matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
 
 from scenario.load import load_scenario
 from sim.replay import replay
 
+HERE = Path(__file__).resolve().parent if SCRIPT else Path.cwd()
 REPOSITORY = next(
-    folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "data/demo.toml").exists()
+    folder for folder in (HERE, *HERE.parents) if (folder / "data/demo.toml").exists()
 )
 plt.style.use(REPOSITORY / "docs" / "print.mplstyle")
 
@@ -45,6 +57,18 @@ SOURCES = ("device", "host", "storage", "computed")
 LABELS = ("L1 device", "L2 host", "L3 storage", "computed")
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#DDDDDD")
 HATCHES = ("", "///", "...", "")
+
+
+def show(figure: plt.Figure, name: str) -> None:
+    """Show a figure here, or save it when this is a script."""
+    if not SCRIPT:
+        plt.show()
+        return
+    file = REPOSITORY / "results" / "policy_ab" / f"{name}.png"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file)
+    print(f"figure: {file}")
+
 
 # %%
 outcomes = {
@@ -85,7 +109,10 @@ def column(summary: dict) -> dict[str, float]:
 
 
 table = pd.DataFrame({policy: column(summaries[policy]) for policy in POLICIES})
-table.map("{:,.1f}".format)
+table = table.map("{:,.1f}".format)
+if SCRIPT:
+    print(table.to_string())
+table
 
 # %% [markdown]
 # ## Where prompt tokens came from
@@ -112,7 +139,7 @@ axes.set(
 axes.invert_yaxis()
 axes.grid(axis="y", visible=False)
 axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
-plt.show()
+show(figure, "tokens_by_source")
 
 # %% [markdown]
 # ## Time to first token
@@ -133,7 +160,7 @@ axes.set(
     title="Time to first token",
 )  # fmt: skip
 axes.legend(loc="lower right")
-plt.show()
+show(figure, "ttft")
 
 # %% [markdown]
 # ## Over time, under `always`
@@ -162,7 +189,7 @@ axes.set(
 )  # fmt: skip
 axes.grid(axis="x", visible=False)
 axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
-plt.show()
+show(figure, "over_time")
 
 # %% [markdown]
 # ## Before you believe it

@@ -6,6 +6,7 @@ refused: it would have another KV cache or other weights than computed here.
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 import msgspec
@@ -29,12 +30,23 @@ FAMILIES = (
 def geometry_from_config(config: Any, name: str, source: str, place: str) -> ModelGeometry:
     """The geometry that a Hugging Face configuration (a decoded config.json) describes.
 
-    `place` says in errors where the configuration stands. Raises InputError for a missing or bad
-    key and for a family, quantisation or attention that is not understood.
+    `source`: where it comes from; a JSON file of another name than config.json gives its own name
+    to the model, instead of `name`. `place` says in errors where the configuration stands. Raises
+    InputError for a missing or bad key and for a family, quantisation or attention that is not
+    understood.
     """
+    stem, extension = os.path.splitext(os.path.basename(source))
+    if extension.lower() == ".json" and stem.lower() != "config":
+        name = stem
     keys = _Keys(config, place)
-    family = keys.choice("model_type", FAMILIES)
+    family = keys.choice(
+        "model_type",
+        FAMILIES,
+        "; a dense model with grouped queries and nothing else of its own can be read with "
+        "model_type llama in a copy of the file",
+    )
     _refuse_sliding_window(keys)
+    _refuse_foreign_keys(keys, family)
     hidden, layers = keys.whole("hidden_size"), keys.whole("num_hidden_layers")
     intermediate, vocab = keys.whole("intermediate_size"), keys.whole("vocab_size")
     heads = keys.whole("num_attention_heads")
@@ -203,6 +215,24 @@ def _refuse_sliding_window(keys: _Keys) -> None:
         )
 
 
+# A key that only the families beside it have: in another, part of the model would go uncounted.
+_KEYS_OF_FAMILIES = {
+    "kv_lora_rank": ("deepseek_v2", "deepseek_v3"),
+    "n_routed_experts": ("deepseek_v2", "deepseek_v3"),
+    "num_local_experts": ("mixtral",),
+    "num_experts": ("qwen3_moe",),
+}
+
+
+def _refuse_foreign_keys(keys: _Keys, family: str) -> None:
+    for key, families in _KEYS_OF_FAMILIES.items():
+        # Configurations of dense models may say 0 or 1 experts.
+        if keys.config.get(key) not in (None, 0, 1) and family not in families:
+            raise keys.error(
+                key, f"model_type {family} has none of it; understood with {', '.join(families)}"
+            )
+
+
 class _Keys:
     """A decoded configuration that says which key is missing or bad. A null counts as missing."""
 
@@ -238,12 +268,12 @@ class _Keys:
             raise self.error(key, "it must be true or false")
         return value is True
 
-    def choice(self, key: str, allowed: tuple[str, ...]) -> str:
+    def choice(self, key: str, allowed: tuple[str, ...], hint: str = "") -> str:
         if not self.has(key):
             raise InputError(f"{self.place}: {key} is missing")
         value = self.config[key]
         if not isinstance(value, str) or value not in allowed:
-            raise self.error(key, f"understood are {', '.join(allowed)}")
+            raise self.error(key, f"understood are {', '.join(allowed)}{hint}")
         return value
 
     def whole_list(self, key: str) -> list[int]:

@@ -181,7 +181,7 @@ def _room_for_l1(
             f"{fraction:g} of {bytes_text(device_bytes)} GPU memory is "
             f"{bytes_text(_usable_bytes(device_bytes, fraction))}, its weights are "
             f"{bytes_text(geometry.weight_bytes)} and one page is {bytes_text(page_bytes)}; "
-            "to see what a larger or sharded GPU would do, give L1 a size, as in --l1 40GiB"
+            "a replay is of one GPU. For hits alone give L1 a size, as in --untimed --l1 40GiB"
         )
     return room_bytes // page_bytes
 
@@ -199,7 +199,13 @@ def _beyond_machine(
         usable = _usable_bytes(memory.device_bytes.value, scenario.machine.memory_fraction)
         room_bytes = max(0, usable - geometry.weight_bytes)
         l1_bytes = options.device_pages * page_bytes
-        if l1_bytes > room_bytes:
+        if not room_bytes and scenario.mode == "timed":
+            warnings.append(
+                f"model.name is {geometry.name}: its weights of "
+                f"{bytes_text(geometry.weight_bytes)} do not fit on the one GPU of "
+                f"{profile.name}, so the times are those of no machine"
+            )
+        elif l1_bytes > room_bytes:
             warnings.append(
                 f"tiers.l1 is {scenario.tiers.l1}: {bytes_text(l1_bytes)}, but the GPU of "
                 f"{profile.name} has {bytes_text(room_bytes)} left after the weights of "

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from sim.replay import Run
 
 
+GIB = 1 << 30
+# Requests a second that no single server gets.
+IMPLAUSIBLE_RATE = 200
+
+
 class SelfCheckError(HiCacheError):
     """A run contradicts itself: a bug here. Arguments: a message that starts with the check's
     name.
@@ -27,7 +32,12 @@ def run_checks(run: Run, rows: Rows) -> list[str]:
     reuse_above_ceiling(run)
     tokens_by_source(run, rows)
     bytes_moved(run)
-    return [*idle_tiers(run), *overload(run, rows), *outside_range(run)]
+    return [
+        *timestamps_unit(run, rows),
+        *idle_tiers(run),
+        *overload(run, rows),
+        *outside_range(run),
+    ]
 
 
 def reuse_above_ceiling(run: Run) -> None:
@@ -78,17 +88,42 @@ def bytes_moved(run: Run) -> None:
 
 
 def idle_tiers(run: Run) -> list[str]:
-    """A tier that was paid for and never served a hit."""
+    """A tier that was paid for and served nothing, or next to nothing, and the reason if it is
+    known.
+    """
     metrics, options = run.engine.metrics, run.options
-    _, host, storage = metrics.cached_pages
+    _, host, storage = metrics.cached_tokens
+    prompt = max(metrics.prompt_tokens, 1)
     refused = metrics.policy_skips
-    why = f"; the policy preferred to recompute {refused} times" if refused else ""
+    why = f"; the policy preferred to compute again {refused:,} times" if refused else ""
+    if not run.engine.tree.tiers[0].evicted_pages:
+        why = "; L1 never had to evict anything"
+    elif options.host_pages <= options.device_pages and not options.storage_pages:
+        why += "; it is no larger than L1 (docs/two-tiers.md)"
     warnings: list[str] = []
-    if options.host_pages and not host and not storage:
-        warnings.append(f"idle_tier: L2 of {options.host_pages} pages served no hit{why}")
-    if options.storage_pages and not storage:
-        warnings.append(f"idle_tier: L3 of {options.storage_pages} pages served no hit{why}")
+    for name, pages, served, written in (
+        ("L2", options.host_pages, host + storage, metrics.directions["d2h"].size_bytes),
+        ("L3", options.storage_pages, storage, metrics.directions["h2s"].size_bytes),
+    ):
+        if pages and served < prompt / 100:
+            size = f"{pages * options.page_bytes / GIB:,.1f} GiB"
+            share = f"{100 * served / prompt:.2g} % of the prompt tokens" if served else "no hit"
+            moved = f", though {written / GIB:,.1f} GiB were written to it" if written else ""
+            warnings.append(f"idle_tier: {name} of {size} served {share}{moved}{why}")
     return warnings
+
+
+def timestamps_unit(run: Run, rows: Rows) -> list[str]:
+    """Arrivals so dense that the trace's times are probably not milliseconds."""
+    facts = run.trace.facts
+    span_s = facts.duration_s
+    if facts.requests < 10 or span_s <= 0 or facts.requests / span_s < IMPLAUSIBLE_RATE:
+        return []
+    return [
+        f"timestamps_unit: {facts.requests:,} requests within {span_s * 1000:.4g} ms "
+        f"({facts.requests / span_s:,.0f} a second): timestamps are taken as milliseconds; if the "
+        "trace's are seconds, give --speed 0.001"
+    ]
 
 
 def overload(run: Run, rows: Rows) -> list[str]:
@@ -117,9 +152,16 @@ def outside_range(run: Run) -> list[str]:
     """The machine was asked for more than its profile was measured for."""
     if run.machine is None:
         return []
+    metrics = run.engine.metrics
+    steps = (
+        metrics.prefill_steps
+        + metrics.decode_bursts
+        + sum(stats.operations for stats in metrics.directions.values())
+    )
     return [
-        f"outside_range: {each.what} was asked for {each.farthest}, measured "
-        f"{'from' if each.farthest < each.measured_to else 'to'} {each.measured_to} "
-        f"({each.times} times)"
+        f"outside_range: in {each.times:,} of {steps:,} operations the {each.what} lay "
+        f"{'below' if each.farthest < each.measured_to else 'beyond'} what the profile measured "
+        f"({each.measured_to:,}; farthest {each.farthest:,}): their time is "
+        f"{'that of the nearest sample' if each.farthest < each.measured_to else 'extrapolated'}"
         for each in run.machine.outside_range()
     ]

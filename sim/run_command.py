@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import cast
 
 from hicache.errors import InputError
 from hicache.record import Record
@@ -66,6 +67,10 @@ def run_replay(
         )
     if show:
         print_summary(outcome.summary, os.path.relpath(place))
+    else:
+        for warning in cast("list[str]", outcome.summary["warnings"]):
+            print(f"warning: {warning}", file=sys.stderr)
+        print(os.path.relpath(place))
     if outcome.interrupted:
         print("interrupted: the result holds the requests that were done", file=sys.stderr)
         return INTERRUPTED

@@ -67,6 +67,7 @@ def summarise(run: Run, rows: Rows) -> dict[str, object]:
     summary["estimates"] = [
         {"key": each.key, "how": each.how}
         for each in (run.machine.estimates() if run.machine is not None else ())
+        if _was_used(each.key, metrics)
     ]
     return summary
 
@@ -150,7 +151,8 @@ def _traffic(run: Run, timed: bool) -> dict[str, object]:
     metrics, page = run.engine.metrics, run.options.page_size_tokens
     tree, directions = run.engine.tree, metrics.directions
     dropped = {reason: pages * page for reason, pages in metrics.dropped_pages.items()}
-    dropped["write_through_unbacked_eviction"] = tree.tiers[0].lost_pages * page
+    if run.options.host_pages:  # without an L2 it would only count the evictions again
+        dropped["write_through_unbacked_eviction"] = tree.tiers[0].lost_pages * page
     return {
         "bytes": {name: stats.size_bytes for name, stats in directions.items()},
         "transfers": {name: _direction(stats, timed) for name, stats in directions.items()},
@@ -206,6 +208,19 @@ def _direction(stats: DirectionStats, timed: bool) -> Mapping[str, object]:
             "mean_end_to_end_ms": stats.recurring_ns / done / 1e6,
         }
     return counts
+
+
+def _was_used(key: str, metrics: Metrics) -> bool:
+    """Whether a value of the profile had a part in this run."""
+    done = {name: stats.operations for name, stats in metrics.directions.items()}
+    part = key.rsplit(".", maxsplit=1)[-1]
+    if key.startswith("disk."):
+        return bool(done["h2s"] or done["s2h"])
+    if key.startswith("host.engine.") and part.removesuffix("_ns") in done:
+        return bool(done[part.removesuffix("_ns")])  # type: ignore[index]
+    if key.startswith("host.copy_"):
+        return any(each.extents > each.operations for each in metrics.directions.values())
+    return True
 
 
 def _by_tier(counts: list[int]) -> dict[str, int]:

@@ -7,6 +7,13 @@ from typing import Any
 
 GIB = 1 << 30
 _NAMES = {"device": "L1 device", "host": "L2 host", "storage": "L3 storage"}
+_DROPS = {
+    "host_pressure": "had no room in L2",
+    "storage_pressure": "had no room in L3",
+    "write_backlog": "found too much waiting for L3",
+    "transfer_failed": "were lost with a failed copy",
+    "write_through_unbacked_eviction": "left L1 before they were anywhere else",
+}
 _ARROWS = {"d2h": "L1 > L2", "h2d": "L2 > L1", "h2s": "L2 > L3", "s2h": "L3 > L2"}
 
 
@@ -39,9 +46,10 @@ def print_summary(summary: Mapping[str, Any], folder: str | None = None) -> None
     for warning in summary["warnings"]:
         console.print(f"[yellow]warning:[/] {_plain(warning)}", soft_wrap=True)
     if summary["estimates"]:
-        keys = ", ".join(each["key"] for each in summary["estimates"])
+        count = len(summary["estimates"])
         console.print(
-            f"[yellow]estimates[/] (not measured; see summary.json): {keys}", soft_wrap=True
+            f"{count} values of the profile are estimates, not measurements: see summary.json",
+            soft_wrap=True,
         )
     if folder:
         console.print(f"result: {_plain(folder)}", soft_wrap=True)
@@ -138,8 +146,8 @@ def _lines(summary: Mapping[str, Any]) -> list[str]:
         )
     dropped = {k: v for k, v in summary["hicache_dropped_tokens_total"].items() if v}
     if dropped:
-        parts = ", ".join(f"{tokens:,} {reason}" for reason, tokens in dropped.items())
-        lines.append(f"dropped tokens: {parts}")
+        parts = ", ".join(f"{tokens:,} {_DROPS[reason]}" for reason, tokens in dropped.items())
+        lines.append(f"tokens that went no further down: {parts}")
     if summary["retractions"]:
         lines.append(f"retractions: {summary['retractions']:,}")
     return lines

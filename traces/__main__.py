@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     for each in fields(AgentOptions):
         least, most = RANGES[each.name]
         generate.add_argument(
-            f"--{each.name.replace('_', '-')}",
+            *_flags(each.name),
             type=int if each.type == "int" else float,
             default=each.default,
             metavar="N",
@@ -52,13 +52,23 @@ def _parser() -> argparse.ArgumentParser:
         "facts", help="read a trace, check every line, and say what is in it"
     )
     facts.add_argument("path", help='a trace, plain, gzip or zstd; "-" is standard input')
-    facts.add_argument("--page-size", type=int, default=512, metavar="TOKENS")
+    facts.add_argument(
+        "--page-size", type=int, metavar="TOKENS", help="default: the trace's block size"
+    )
     facts.add_argument("--pages", choices=("full", "partial"), default="full")
-    facts.add_argument("--block-size", type=int, default=512, metavar="TOKENS")
+    facts.add_argument("--block-size", type=int, default=512, metavar="TOKENS", help="default 512")
     return parser
 
 
+def _flags(name: str) -> list[str]:
+    flags = [f"--{name.replace('_', '-')}"]
+    # What `facts` and `hicache replay` call it.
+    return [*flags, "--block-size"] if name == "block_tokens" else flags
+
+
 def _generate(options: argparse.Namespace) -> None:
+    if options.path == "-":
+        raise InputError("generate writes a file, not standard output: give its path instead of -")
     names = [each.name for each in fields(AgentOptions)]
     num_requests = write_trace(
         AgentOptions(**{name: getattr(options, name) for name in names}), options.path
@@ -69,7 +79,8 @@ def _generate(options: argparse.Namespace) -> None:
 def _facts(options: argparse.Namespace) -> None:
     with ProgressBar("reading") as progress:
         trace = open_trace(options.path, block_tokens=options.block_size, progress=progress)
-        for _ in trace.requests(options.page_size, options.pages):
+        page_size = trace.block_tokens if options.page_size is None else options.page_size
+        for _ in trace.requests(page_size, options.pages):
             pass
     facts = trace.facts
     table = (
@@ -81,7 +92,7 @@ def _facts(options: argparse.Namespace) -> None:
             "blocks",
             f"{facts.blocks:,} of {trace.block_tokens} tokens, {facts.unique_blocks:,} unique",
         ),
-        ("pages", f"{facts.prompt_pages:,} of {options.page_size} tokens, {options.pages}"),
+        ("pages", f"{facts.prompt_pages:,} of {page_size} tokens, {options.pages}"),
         (
             "ceiling",
             f"{facts.ideal_tokens / facts.prompt_tokens:.4f} of tokens, "

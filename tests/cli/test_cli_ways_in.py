@@ -71,9 +71,16 @@ def test_no_number_of_a_long_trace_is_cut_off_on_a_terminal_of_80_columns(
     assert f"{summary['computed_tokens']:,}" in said
 
 
-def test_quiet_prints_nothing(tmp_path: Path, small_replay: tuple[str, ...]) -> None:
-    done = hicache(*small_replay, "--out", "out", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_quiet_prints_the_folder_and_keeps_the_warnings(
+    tmp_path: Path, small_replay: tuple[str, ...]
+) -> None:
+    done = hicache(*small_replay, "--out", "out", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "out\n")
+    assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
+    written = json.loads((tmp_path / "out/summary.json").read_text())["warnings"]
+    assert len(done.stderr.splitlines()) == len(written)
+        json.loads((tmp_path / "out/summary.json").read_text())["warnings"]
+    )
 
 
 def test_without_out_the_result_goes_to_results(

@@ -63,7 +63,7 @@ def test_leaf_fifo_is_that_of_a_brute_force_search(prompts, capacity):
 
 
 @pytest.mark.parametrize("eviction", ["lru", "fifo"])
-@pytest.mark.parametrize(("page", "requests"), [(512, 400), (64, 400), (1, 25)])
+@pytest.mark.parametrize(("page", "requests"), [(512, 400), (64, 400), (1, 12)])
 @pytest.mark.parametrize("part", [0.15, 0.5])
 def test_a_real_prefix_at_any_page_size(eviction, page, requests, part):
     trace = trace_requests(requests, page)

@@ -1,7 +1,10 @@
-"""Every notebook runs from top to bottom in a fresh kernel, and stores no outputs."""
+"""Every notebook runs from top to bottom in a fresh kernel and as a script, and stores no outputs."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jupytext
@@ -32,3 +35,24 @@ def test_it_runs_and_shows_its_figures(name: str) -> None:
     figures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(figures) == FIGURES[name]
     assert [output for output in outputs if output.get("name") == "stderr"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_it_runs_as_a_script_from_any_folder(name: str, tmp_path: Path) -> None:
+    without_display = {key: value for key, value in os.environ.items() if key != "DISPLAY"}
+    done = subprocess.run(
+        [sys.executable, NOTEBOOKS / name],
+        cwd=tmp_path,
+        env=without_display,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "TTFT, p99 (ms)" in done.stdout
+    saved = [line.split(": ")[1] for line in done.stdout.splitlines() if line.startswith("figure")]
+    assert len(saved) == FIGURES[name]
+    assert all(Path(file).is_file() for file in saved)
+    assert list(tmp_path.iterdir()) == []

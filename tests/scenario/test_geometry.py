@@ -145,6 +145,20 @@ def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert load_geometry("models/config.json").hidden_size == 1024
 
 
+def test_a_file_of_another_name_names_the_model(tmp_path: Path) -> None:
+    file = write(tmp_path, LLAMA).rename(tmp_path / "my-model.v2.json")
+    assert load_geometry(file).name == "my-model.v2"
+    write(tmp_path, LLAMA)
+    assert load_geometry(tmp_path).name == load_geometry(tmp_path / "config.json").name
+    assert load_geometry(tmp_path).name == tmp_path.name
+
+
+def test_a_dense_model_may_say_that_it_has_no_experts() -> None:
+    for none in (None, 0, 1):
+        changes = {"num_experts": none, "num_local_experts": none, "kv_lora_rank": None}
+        assert geometry_from_config({**LLAMA, **changes}, "m", "", "m").experts == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "parameters_of_a_layer"),
     [
@@ -221,6 +235,12 @@ def test_weights_of_four_bits() -> None:
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"model_type": None}, "model_type is missing"),
         ({"model_type": "gpt2"}, "model_type is 'gpt2': understood are llama"),
+        ({"model_type": "gpt2"}, "can be read with model_type llama"),
+        ({"model_type": "qwen3", "num_experts": 128}, "num_experts is 128: model_type qwen3 has"),
+        ({"num_local_experts": 8}, "understood with mixtral"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank is 512: model_type llama has none of it"),
+        ({"n_routed_experts": 64}, "n_routed_experts is 64: model_type llama"),
+        ({"num_experts": "many"}, "num_experts is 'many': model_type llama"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two': it must be a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0: it must be a whole number, 1 or more"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),

@@ -43,6 +43,30 @@ def test_input_errors_are_one_line_and_exit_code_2(
     assert main(["facts", str(tmp_path)]) == 2
 
 
+def test_a_block_size_is_also_the_page_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    assert main(["generate", str(path), "--hours", "0.05", "--block-size", "100"]) == 0
+    again = tmp_path / "again.jsonl"
+    assert main(["generate", str(again), "--hours", "0.05", "--block-tokens", "100"]) == 0
+    assert path.read_bytes() == again.read_bytes()
+    capsys.readouterr()
+    assert main(["facts", str(path), "--block-size", "100"]) == 0
+    assert " of 100 tokens, full" in capsys.readouterr().out
+    assert main(["facts", str(path), "--block-size", "100", "--page-size", "0"]) == 2
+    assert "page size is 0" in capsys.readouterr().err
+
+
+def test_generate_does_not_take_a_dash_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["generate", "-"]) == 2
+    assert capsys.readouterr().err.startswith("error: generate writes a file, not standard output")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_it_runs_as_a_module(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", [line([0], 512)])
     done = subprocess.run(

@@ -1,0 +1,91 @@
+"""What a run says of itself: each warning appears where it should, and a contradiction is an
+error.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scenario.load import load_scenario
+from sim.checks import SelfCheckError, run_checks
+from sim.replay import prepare
+from sim.rows import Rows
+
+
+def run_of(tmp_path, rows, **overrides):
+    trace = tmp_path / "trace.jsonl"
+    keys = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace.write_text("".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows))
+    options = {
+        "trace.path": str(trace),
+        "tiers.page_size_tokens": 512,
+        "tiers.l1": "40pages",
+        "tiers.l2": "0",
+        **overrides,
+    }
+    run = prepare(load_scenario(None, options))
+    run.execute()
+    return run
+
+
+def apart(count, step_ms, blocks=10):
+    """Prompts of their own, `step_ms` apart, then all of them once more."""
+    prompts = [[p * blocks + b for b in range(blocks)] for p in range(count)]
+    return [
+        (place * step_ms, blocks * 512, 2, ids) for place, ids in enumerate([*prompts, *prompts])
+    ]
+
+
+def warnings_of(run):
+    return {each.split(":")[0]: each for each in run_checks(run, Rows(run.engine.metrics))}
+
+
+def test_seconds_taken_for_milliseconds_are_noticed(tmp_path):
+    assert "timestamps_unit" in warnings_of(run_of(tmp_path, apart(10, 3)))
+    assert "timestamps_unit" not in warnings_of(run_of(tmp_path, apart(10, 3000)))
+
+
+def test_a_queue_that_only_grows_is_noticed_and_a_speed_is_suggested(tmp_path):
+    said = warnings_of(run_of(tmp_path, apart(40, 50)))["overload"]
+    assert "--speed" in said
+    assert "overload" not in warnings_of(run_of(tmp_path, apart(40, 5000)))
+
+
+@pytest.mark.parametrize(
+    ("l1", "l2", "part"),
+    [("400pages", "2x", "never had to evict"), ("40pages", "1x", "no larger than L1")],
+)
+def test_a_tier_that_served_nothing_is_named_with_the_reason(tmp_path, l1, l2, part):
+    said = warnings_of(run_of(tmp_path, apart(10, 3000), **{"tiers.l1": l1, "tiers.l2": l2}))
+    assert "L2" in said["idle_tier"]
+    assert part in said["idle_tier"]
+
+
+def test_a_tier_that_serves_is_not_called_idle(tmp_path):
+    run = run_of(tmp_path, apart(10, 3000), **{"tiers.l2": "10x", "restore.policy": "always"})
+    assert run.engine.metrics.cached_pages[1] > 0
+    assert "idle_tier" not in warnings_of(run)
+
+
+def test_what_lies_outside_the_measured_range_is_said(tmp_path):
+    run = run_of(tmp_path, [(0, 512 * 300, 2, list(range(300)))], **{"tiers.l1": "400pages"})
+    said = run_checks(run, Rows(run.engine.metrics))
+    assert any("past tokens of a prefill chunk lay beyond" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("check", "tamper"),
+    [
+        ("reuse_above_ceiling", lambda m: m.cached_pages.__setitem__(0, 10_000)),
+        ("bytes_moved", lambda m: setattr(m.directions["d2h"], "size_bytes", 1)),
+        ("bytes_moved", lambda m: m.cached_pages.__setitem__(1, m.cached_pages[1] + 1)),
+        ("tokens_by_source", lambda m: m.rows.__setitem__(4, m.rows[4] + 1)),
+    ],
+)
+def test_a_run_that_contradicts_itself_is_an_error_with_the_checks_name(tmp_path, check, tamper):
+    run = run_of(tmp_path, apart(10, 3000), **{"tiers.l2": "10x", "restore.policy": "always"})
+    tamper(run.engine.metrics)
+    with pytest.raises(SelfCheckError, match=check):
+        run_checks(run, Rows(run.engine.metrics))
