@@ -79,8 +79,6 @@ def test_quiet_prints_the_folder_and_keeps_the_warnings(
     assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
     written = json.loads((tmp_path / "out/summary.json").read_text())["warnings"]
     assert len(done.stderr.splitlines()) == len(written)
-        json.loads((tmp_path / "out/summary.json").read_text())["warnings"]
-    )
 
 
 def test_without_out_the_result_goes_to_results(

@@ -8,7 +8,7 @@ from random import Random
 from engine_runs import Run, counters_of
 from small_workloads import random_workload
 
-RUNS = 60
+RUNS = 40
 
 
 def digest(runs: int = RUNS) -> str:

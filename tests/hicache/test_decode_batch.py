@@ -20,7 +20,7 @@ actions = st.lists(
 
 
 @given(actions, st.sampled_from([1, 2, 3, 16]))
-@examples(150)
+@examples(100)
 def test_sums_are_those_of_the_single_requests(actions, page):
     batch = DecodeBatch(page)
     naive: dict[int, list[int]] = {}  # order: [tokens in the cache, tokens to make]

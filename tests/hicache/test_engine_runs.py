@@ -22,19 +22,19 @@ from hicache.engine import Engine
 
 
 @given(workloads)
-@examples(200)
+@examples(120)
 def test_any_run_ends_at_rest_and_adds_up(workload):
     assert_good(Run(workload))
 
 
 @given(calm_workloads)
-@examples(100)
+@examples(60)
 def test_any_run_without_faults_moves_exactly_what_it_counts(workload):
     assert_good(Run(workload))
 
 
 @given(calm_workloads)
-@examples(100)
+@examples(60)
 def test_any_untimed_run_ends_at_rest_and_adds_up(workload):
     env = Environment(0)
     engine = Engine(env, InstantLanes(env), workload.options)

@@ -42,7 +42,7 @@ def named(prompts: list[list[int]]) -> tuple[list[list[int]], list[Request]]:
 
 
 @given(prompts, st.integers(6, 24))
-@examples(150)
+@examples(100)
 def test_leaf_lru_is_that_of_a_brute_force_search(prompts, capacity):
     keys, requests = named(prompts)
     hits = brute_force(keys, capacity, "lru")
@@ -54,7 +54,7 @@ def test_leaf_lru_is_that_of_a_brute_force_search(prompts, capacity):
 @example(  # a page that left the tail of its node and came back is a new one
     [[0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0], [0, 0, 0, 0, 0], [0, 1]], 9
 )
-@examples(150)
+@examples(100)
 def test_leaf_fifo_is_that_of_a_brute_force_search(prompts, capacity):
     keys, requests = named(prompts)
     hits = brute_force(keys, capacity, "fifo")

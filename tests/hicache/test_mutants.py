@@ -18,7 +18,7 @@ from hicache.node import DEVICE
 from hicache.transfers import Copier, Transfers
 from hicache.tree import HiRadixTree
 
-SEEDS = 150  # workloads that a mutant may survive before it counts as not seen
+SEEDS = 100  # workloads that a mutant may survive before it counts as not seen
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

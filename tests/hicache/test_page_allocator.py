@@ -77,7 +77,7 @@ def after(steps: list[int]) -> tuple[PageAllocator, set[int], list[tuple[tuple[i
 
 
 @given(steps)
-@examples(150)
+@examples(100)
 def test_takes_one_run_where_it_can_and_the_fewest_otherwise(steps):
     after(steps)
 
@@ -96,7 +96,7 @@ def test_pages_come_back_in_any_order_and_in_pieces(steps, rng):
 
 
 @given(steps, st.integers(0, CAPACITY - 1), st.integers(1, CAPACITY))
-@examples(150)
+@examples(100)
 def test_a_page_that_is_free_cannot_be_freed(steps, first, length):
     allocator, free, _ = after(steps)
     length = min(length, CAPACITY - first)

@@ -36,7 +36,7 @@ def replay(workload: Workload, lines: list[str]) -> Engine:
 
 
 @given(workloads)
-@examples(120)
+@examples(70)
 def test_a_replay_repeats_every_decision(workload):
     run = Run(workload, recorded=True)
     assert_good(run)
@@ -197,7 +197,7 @@ def test_a_record_cut_off_anywhere_ends_in_record_ended():
 
 
 @given(workloads, st.integers(0, 10_000))
-@examples(100)
+@examples(60)
 def test_any_record_cut_off_anywhere_ends_in_record_ended(workload, place):
     run = Run(workload, recorded=True)
     length = 1 + place % (len(run.lines) - 1)
