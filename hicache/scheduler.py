@@ -333,6 +333,8 @@ class Scheduler:
         run.phase = "prefilling"
         self._prefilling.append(run)
         self._prefill_outputs += run.request.output_tokens - run.generated
+        if run.retractions:
+            self._metrics.recomputed_tokens += run.todo_tokens
 
     def _decode_clock_ns(self) -> int:
         """Time spent in decode bursts so far, the present one included."""

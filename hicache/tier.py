@@ -45,7 +45,7 @@ class Tier:
         self.resident = 0
         self.evictable = 0
         self.evicted_pages = 0
-        self.lost_pages = 0  # evicted while no tier below held anything of their node
+        self.lost_pages = 0  # evicted while no tier below held them
         self.by_page = granularity == "page"
         self.offers_on_access = eviction in KEY_CAN_FALL
         self._key = STRATEGIES[eviction]
@@ -99,8 +99,11 @@ class Tier:
             if self.named:
                 node.pages[index], gone = cut(node.pages[index], left)
                 self.allocator.give(gone, part)
-            if not resident[HOST] and not resident[STORAGE]:
-                lost += part
+            kept = resident[HOST]
+            if resident[STORAGE] > kept:
+                kept = resident[STORAGE]
+            if kept < held:
+                lost += held - (kept if kept > left else left)
             if left:
                 continue
             heappop(heap)

@@ -79,6 +79,8 @@ class UntimedServer:
             from_host = max(0, min(match.host, goal) - held)
             hits = (held, from_host, goal - held - from_host)
             held = goal
+            self._metrics.restores += 1
+            self._metrics.restored_pages += hits[1] + hits[2]
         self._leave_pages(request, node, held, pages, need, kv_tokens)
         self._write_row(request, hits)
 

@@ -593,7 +593,6 @@ def test_untimed_requests_may_come_in_several_calls():
     assert_at_rest(engine)
 
 
-@pytest.mark.xfail(reason="recomputed_tokens is never counted", strict=True)
 def test_what_is_computed_again_after_a_retraction_is_counted():
     bench = Bench(12, cache={"hit_cap": "none"})
     for number in range(3):

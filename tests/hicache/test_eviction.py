@@ -269,7 +269,6 @@ def test_most_recently_used_goes_first_also_when_it_was_used_behind_the_lookup(g
     assert user.match((0, 1)).device < 2
 
 
-@pytest.mark.xfail(reason="a node that lower tiers hold in part counts as held", strict=True)
 def test_pages_that_no_lower_tier_holds_are_lost_when_they_leave_l1():
     user = TreeUser(small_tree(8, 8, eviction_granularity="page"))
     user.compute((0, 1, 2, 3, 4))
