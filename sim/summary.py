@@ -180,6 +180,7 @@ def _traffic(run: Run, timed: bool) -> dict[str, object]:
             "under_decode_seconds": metrics.restore_under_decode_ns / 1e9,
         },
         "retractions": metrics.retractions,
+        "recomputed_tokens": metrics.recomputed_tokens,
         "duplicate_tokens": metrics.duplicate_pages * page,
         "merged_writes": metrics.merged_writes,
         "max_waiting_requests": metrics.max_waiting,

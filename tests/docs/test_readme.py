@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from scenario.geometry import model_names
+from scenario.model_config import FAMILIES
 from scenario.presets import PRESETS
 from scenario.results import load_result
 from sim.run_command import RECORD_NAME
@@ -21,6 +22,7 @@ from traces.reader import open_trace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+CHANGELOG, SCENARIO_DOC = REPOSITORY / "CHANGELOG.md", REPOSITORY / "docs" / "scenario.md"
 PAGES = [
     path
     for path in (
@@ -83,12 +85,13 @@ def test_every_replay_command_runs_and_then_the_python_does(folder: Path) -> Non
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         assert "TTFT" in done.stdout or "untimed" in done.stdout
     assert (folder / "results" / "mine" / "timeline.json").exists()
-    for block in _blocks("python"):
+    one, several = _blocks("python")
+    for block, lines in ((one, 1), (several, 5)):
         done = subprocess.run(
             [sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert len(done.stdout.split()) == 2
+        assert len(done.stdout.splitlines()) == lines, done.stdout
 
 
 def test_the_other_commands_exist(folder: Path) -> None:
@@ -137,11 +140,15 @@ def test_what_it_names_is_there(folder: Path) -> None:
     for name in re.findall(r"`(\w+)`", row):
         assert name in summary
     help_text = _run("hicache replay --help", folder).stdout
-    for flag in set(re.findall(r"(--[a-z][a-z0-9-]+)", TEXT)):
+    ours = re.sub(r"`jupytext [^`]*`", "", TEXT)
+    for flag in set(re.findall(r"(--[a-z][a-z0-9-]+)", ours)):
         assert flag in help_text, flag
     models = next(line for line in TEXT.splitlines() if line.startswith("| `--model`"))
     for name in model_names():
         assert name.removeprefix("Qwen3").removeprefix("Llama-3.1") in models
+    for page in (models, *(path.read_text(encoding="utf-8") for path in (CHANGELOG, SCENARIO_DOC))):
+        assert ", ".join(FAMILIES[:-1]) in " ".join(page.split())
+        assert FAMILIES[-1] in page
     for preset in PRESETS:
         assert preset in TEXT or preset == "mini-hicache"
 

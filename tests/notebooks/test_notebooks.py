@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, in a fresh kernel and as a script; none stores outputs."""
+"""Every notebook runs from top to bottom, in a fresh kernel and as a script; none keeps outputs."""
 
 from __future__ import annotations
 
