@@ -149,7 +149,9 @@ def _measure(case: Case, folder: Path) -> None:
     peaks: dict[int, int] = {}
     ended = 0
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    said = folder / "said"
+    with said.open("w") as errors:  # warnings, in the main: shown if the command fails
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
     while not ended:
         _note_peaks(process.pid, peaks)
         time.sleep(POLL_S)
@@ -157,7 +159,9 @@ def _measure(case: Case, folder: Path) -> None:
     took_s = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with code {process.returncode}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with code {process.returncode}: {said.read_text()}"
+        )
     case.seconds.append(took_s)
     # Linux counts in KiB, macOS in bytes.
     largest = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
