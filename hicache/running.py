@@ -22,8 +22,8 @@ class Running:
 
     __slots__ = (
         "aborting", "admitted_ns", "cached_pages", "choice", "decode_offset", "enqueued_ns",
-        "finish_step", "first_token_ns", "generated", "held", "node", "order", "past_tokens",
-        "phase", "prefill_start_ns", "private", "private_pages", "reason", "request",
+        "finish_step", "first_token_ns", "generated", "held", "matched_ns", "node", "order",
+        "past_tokens", "phase", "prefill_start_ns", "private", "private_pages", "reason", "request",
         "restore_failed", "restored_ns", "retractions", "todo_tokens",
     )  # fmt: skip
 
@@ -34,6 +34,7 @@ class Running:
         self.enqueued_ns = now_ns
         self.admitted_ns = -1  # first admission
         self.restored_ns = 0  # time from admission until the restore ended
+        self.matched_ns = -1  # when its L1 hit was looked up
         self.prefill_start_ns = -1
         self.first_token_ns = -1
         # Pinned in L1; the tree holds `held` pages of the prompt up to it.

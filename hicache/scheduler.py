@@ -246,6 +246,7 @@ class Scheduler:
         pages = tree.take(DEVICE, need)
         assert pages is not None
         run.node, run.held = node, held
+        run.matched_ns = self._env._now
         run.private, run.private_pages = need, pages
         past = held * page
         if past > run.request.prompt_tokens:  # its last page is cached, partly filled
@@ -280,7 +281,11 @@ class Scheduler:
         if available < 0 or not self._running:
             return available >= 0
         tokens = self._batch.outstanding_tokens() + self._prefill_outputs
-        return available * self._page >= self._reserve * tokens
+        if available * self._page < self._reserve * tokens:
+            return False
+        # Whole pages, too: requests that cross into a new page together must all get one, or one
+        # that was just retracted for want of them would come back at once and go again.
+        return available >= self._batch.pages_for(1)
 
     async def _join(self, run: Running, arrival: Arrival) -> None:
         """Wait for a restore that somebody else began, then queue again in the old place."""
@@ -291,6 +296,7 @@ class Scheduler:
             self._close_aborted(run)
             return
         self._queue.rejoin(run)
+        self._short = 0  # whoever lacked room is not the head any more
         self.poke()
 
     async def _restore(self, run: Running, end: Node, match: Match) -> None:
@@ -354,9 +360,11 @@ class Scheduler:
         left = budget
         while prefilling and left:
             run = prefilling[0]
-            part = run.todo_tokens if run.todo_tokens < left else left
             if run.prefill_start_ns < 0:
                 run.prefill_start_ns = now
+                if now > run.matched_ns:
+                    self._look_again(run)
+            part = run.todo_tokens if run.todo_tokens < left else left
             chunks.append(Chunk(run.request.number, part, run.past_tokens))
             left -= part
             run.todo_tokens -= part
@@ -376,6 +384,33 @@ class Scheduler:
         metrics.prefill_ns += done.finished_ns - done.started_ns
         for run in computed:
             self._computed(run)
+
+    def _look_again(self, run: Running) -> None:
+        """Just before its first chunk: what was published since `run` was admitted is a hit, too.
+
+        Requests of one burst are admitted together; all but the first find the prefix that they
+        share computed by the time it is their turn.
+        """
+        tree, request, page = self._tree, run.request, self._page
+        runs = request.prompt_runs
+        if self._caps_hits and request.prompt_pages * page >= request.prompt_tokens:
+            runs = without_last_page(runs)
+        match = tree.match(runs)
+        more = match.device - run.held
+        if more <= 0:
+            return
+        assert run.node is not None
+        node = match.node if match.depth == match.device else tree.cut_at(match.node, match.device)
+        tree.repin(run.node, node, DEVICE)
+        spare = min(more, run.private)
+        mine, run.private_pages = tree.cut_pages(run.private_pages, spare)
+        tree.give(DEVICE, mine, spare)
+        run.private -= spare
+        run.node, run.held = node, match.device
+        run.past_tokens = min(run.held * page, request.prompt_tokens)
+        run.todo_tokens = max(1, run.kv_tokens - run.past_tokens)
+        _, host, storage = run.cached_pages
+        run.cached_pages = (run.held - host - storage, host, storage)
 
     async def _mixed_step(self, chunks: tuple[Chunk, ...], tokens: int) -> Completion:
         """A prefill step in which the decode batch rides along, if its one step's pages can be
@@ -495,6 +530,7 @@ class Scheduler:
         self._metrics.retractions += 1
         self._metrics.retracted_tokens += run.generated
         self._queue.rejoin(run)
+        self._short = 0  # whoever lacked room is not the head any more
         return True
 
     # ------------------------------------------------------------------ endings

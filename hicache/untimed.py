@@ -118,5 +118,8 @@ class UntimedServer:
     def _write_row(self, request: Request, hits: tuple[int, int, int]) -> None:
         metrics, page = self._metrics, self._page
         metrics.requests += 1
-        metrics.output_tokens += request.output_tokens
-        metrics.finish_row(request, page, hits, (0, 0, 0, 0, 0, request.output_tokens, 0), "")
+        made = max(
+            request.output_tokens, 1
+        )  # as when it is timed: the prompt's last token makes one
+        metrics.output_tokens += made
+        metrics.finish_row(request, page, hits, (0, 0, 0, 0, 0, made, 0), "")

@@ -340,7 +340,7 @@ def test_one_that_computed_what_another_restored_can_still_finish_alone():
 
 def test_after_a_retraction_no_more_is_taken_as_cached_than_the_prompt():
     """The prompt's last page is not full, and is cached; the output that stood in it is gone."""
-    bench = Bench(8, page=4, cache={"pages": "partial", "hit_cap": "none"})
+    bench = Bench(6, page=4, cache={"pages": "partial", "hit_cap": "none"})
     for number, first in enumerate((0, 10, 20)):
         bench.requests.append(Request(number, 0, 6, 9, ((first, 2),), 2, 2))
     bench.run()
