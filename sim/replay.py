@@ -66,7 +66,7 @@ class Run:
 
     def execute(self) -> None:
         """Serve the whole trace. Ctrl-C ends it early and keeps what is done."""
-        # The cyclic collector finds next to nothing here and costs a tenth of the time.
+        # The cyclic collector finds next to nothing here.
         collecting = gc.isenabled()
         gc.disable()
         try:
