@@ -97,10 +97,10 @@ def pinned_sizes(scenario: Scenario, options: EngineOptions) -> Scenario:
 def idle_options(scenario: Scenario) -> list[str]:
     """One warning for each option that was set, going by its preset, but cannot change anything."""
     idle = _idle_keys(scenario)
-    if not idle:
-        return []
     usual = _preset_values(scenario.preset)
     warnings: list[str] = []
+    if scenario.seed:
+        warnings.append(f"seed is {scenario.seed} but has no effect: nothing in a replay is random")
     for key, reason in idle.items():
         table, _, name = key.rpartition(".")
         value = getattr(getattr(scenario, table), name)
@@ -132,6 +132,10 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
             ),
             untimed,
         )
+    if scenario.tiers.l1.unit != "auto":
+        idle["machine.memory_fraction"] = f"tiers.l1 is {scenario.tiers.l1}, not auto"
+    if scenario.cache.eviction == "priority":
+        idle["cache.eviction"] = "the trace gives no priorities, so it is lru"
     if restore.policy != "threshold":
         idle["restore.threshold_tokens"] = f"restore.policy is {restore.policy}"
     if restore.policy != "cost":
@@ -150,6 +154,7 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
         for key in ("cache.write_backlog_fraction", "restore.prior_storage_gib_per_s"):
             idle.setdefault(key, "tiers.l3 is 0")
     if scenario.tiers.l2.is_zero:
+        idle.setdefault("machine.transfer_mode", "tiers.l2 is 0, so nothing is moved")
         for key in (*writes, *(f"restore.{name}" for name in field_names(type(restore)))):
             idle.setdefault(key, "tiers.l2 is 0, so there is no tier below L1")
     return idle

@@ -206,3 +206,35 @@ def test_every_table_is_a_frozen_record_with_defaults() -> None:
         made = record()
         with pytest.raises(AttributeError):
             setattr(made, field_names(record)[0], None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"seed": 7}, "seed is 7 but has no effect"),
+        ({"cache.eviction": "priority"}, "cache.eviction is priority but has no effect"),
+        (
+            {"machine.memory_fraction": 0.5, "tiers.l1": "40GiB"},
+            "machine.memory_fraction is 0.5 but has no effect",
+        ),
+        (
+            {"machine.transfer_mode": "dma", "tiers.l2": "0"},
+            "machine.transfer_mode is dma but has no effect",
+        ),
+    ],
+)
+def test_what_cannot_change_this_replay_is_said(overrides: dict[str, object], said: str) -> None:
+    warnings = idle_options(load_scenario(None, overrides))
+    assert any(each.startswith(said) for each in warnings), warnings
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"machine.memory_fraction": 0.5},
+        {"machine.transfer_mode": "dma"},
+        {"cache.eviction": "lfu"},
+    ],
+)
+def test_what_changes_this_replay_is_not_called_idle(overrides: dict[str, object]) -> None:
+    assert not idle_options(load_scenario(None, overrides))
