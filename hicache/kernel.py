@@ -19,6 +19,7 @@ This module refuses to know what an operation is, who carries it out, and what t
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar, cast
 
 from simpy import Environment
@@ -113,10 +114,27 @@ def post(
     if type(completion) is not Completion:
         pending._ok = False
     pending._value = completion
-    delay = stamp_ns - env._now
-    assert delay >= 0, "a completion cannot enter the past"
-    priority = FIRST_COMPLETION_PRIORITY + pending.number
-    env.schedule(pending, priority, delay)  # pyright: ignore[reportArgumentType]
+    assert stamp_ns >= env._now, "a completion cannot enter the past"
+    put(env, pending, FIRST_COMPLETION_PRIORITY + pending.number, stamp_ns)
+
+
+def put(env: Environment, event: Any, priority: int, at_ns: Any) -> None:
+    """`Environment.schedule` at a time instead of after a delay, without its two calls."""
+    heappush(env._queue, (at_ns, priority, next(env._eid), event))  # type: ignore[arg-type]
+
+
+def drain(env: Environment) -> None:
+    """`Environment.run` to the end, for an environment whose `step` is SimPy's own: the same loop,
+    without a call for each event.
+    """
+    queue: list[Any] = env._queue
+    while queue:
+        env._now, _, _, event = heappop(queue)
+        callbacks, event.callbacks = event.callbacks, None
+        for callback in callbacks:
+            callback(event)
+        if not event._ok and not hasattr(event, "_defused"):
+            raise event._value
 
 
 def conclude(pending: Pending[Completion], completion: Completion) -> None:

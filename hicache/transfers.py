@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from simpy import Environment
 
@@ -20,10 +21,10 @@ from hicache.allocator import extents, join
 from hicache.arrival import Arrival
 from hicache.cost_model import CostModel
 from hicache.errors import PredecessorError, TransferError
-from hicache.kernel import Signal, Task
+from hicache.kernel import Pending, Signal, Task
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, HOST, STORAGE, Node
-from hicache.operations import Copy, Direction, PageRuns
+from hicache.operations import DIRECTIONS, Completion, Copy, Direction, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.tree import HiRadixTree
@@ -43,19 +44,40 @@ class Copier:
         self._page_bytes = options.page_bytes
         self._stats = metrics.directions
         self._lines = belief.copies
+        self._ended: dict[Direction, Callable[[Pending[Completion]], None]] = {
+            direction: partial(self.see, direction) for direction in DIRECTIONS
+        }
 
-    async def copy(
-        self, direction: Direction, pages: int, source: PageRuns = (), target: PageRuns = ()
-    ) -> None:
-        """Move `pages` pages; raises TransferError if the device could not."""
+    def begin(
+        self,
+        direction: Direction,
+        pages: int,
+        source: PageRuns = (),
+        target: PageRuns = (),
+        over: Callable[[Pending[Completion]], None] | None = None,
+    ) -> Pending[Completion]:
+        """Move `pages` pages; who awaits it gets TransferError if the device could not.
+
+        `over` is called when it ended, before whoever awaits it goes on; it must call `see`.
+        """
         runs = extents(source, target) if source else 1
         operation = Copy(direction, pages, pages * self._page_bytes, runs, source, target)
+        pending = self._lanes.submit(operation)
+        ended = over or self._ended[direction]
+        if pending.callbacks is None:
+            ended(pending)
+        else:
+            pending.callbacks.append(ended)
+        return pending
+
+    def see(self, direction: Direction, pending: Pending[Completion]) -> None:
+        """A copy ended: count it, and learn from it."""
         stats = self._stats[direction]
-        try:
-            done = await self._lanes.submit(operation)
-        except TransferError:
+        if not pending.ok:
             stats.failed += 1
-            raise
+            return
+        done: Completion = pending.value
+        operation: Copy = done.operation  # type: ignore[assignment]
         stats.add(done, operation)
         self._lines[direction].observe(operation.size_bytes, done.recurring_ns * 1e-9)
 
@@ -97,24 +119,21 @@ class WriteQueue:
         self._in_flight = 0
         self._waiting: deque[WriteJob] = deque()
 
-    async def write(self, pages: int, source: PageRuns, target: PageRuns) -> None:
-        """Copy `pages` pages when it is their turn; raises TransferError if the device could
-        not.
+    def write(
+        self, pages: int, source: PageRuns, target: PageRuns
+    ) -> Pending[Completion] | Signal[None]:
+        """Copy `pages` pages when it is their turn; who awaits it gets TransferError if the device
+        could not.
         """
         if self._in_flight >= self._limit:
             job = WriteJob(pages, source, target, Signal(self._env))
             self._waiting.append(job)
-            await job.done
-            return
+            return job.done
         self._in_flight += 1
-        try:
-            await self._copier.copy(self._direction, pages, source, target)
-        except TransferError:
-            self._leave()
-            raise
-        self._leave()
+        return self._copier.begin(self._direction, pages, source, target, self._over)
 
-    def _leave(self) -> None:
+    def _over(self, pending: Pending[Completion]) -> None:
+        self._copier.see(self._direction, pending)
         self._in_flight -= 1
         if self._waiting:
             self._serve_next()
@@ -136,14 +155,16 @@ class WriteQueue:
             source, target = join(source, job.source), join(target, job.target)
         self._metrics.merged_writes += len(jobs) - 1
         try:
-            await self._copier.copy(self._direction, pages, source, target)
+            await self._copier.begin(self._direction, pages, source, target)
         except TransferError as error:
             for job in jobs:
                 job.done.fail(TransferError(*error.args))
         else:
             for job in jobs:
                 job.done.succeed()
-        self._leave()
+        self._in_flight -= 1
+        if self._waiting:
+            self._serve_next()
 
 
 class Transfers:
@@ -272,7 +293,7 @@ class Transfers:
                 elif after is not None:
                     await self._follow(after)
                 source = self._pages(node, HOST, held)
-                await self._copier.copy("h2d", arrival.count, source, pages)
+                await self._copier.begin("h2d", arrival.count, source, pages)
                 tree.pin(node, DEVICE)
         finally:
             self.restores_pending -= 1
@@ -287,7 +308,7 @@ class Transfers:
                 self._metrics.dropped_pages["host_pressure"] += arrival.count
                 raise TransferError("no room in host memory for the pages read from storage")
             source = self._pages(node, STORAGE, first)
-            await self._copier.copy("s2h", arrival.count, source, arrival.pages)
+            await self._copier.begin("s2h", arrival.count, source, arrival.pages)
             if after is not None:
                 await self._follow(after)
         self._metrics.promoted_pages += arrival.count

@@ -68,7 +68,7 @@ class Gpu:
             self._steps = 0
             self._finish_ns = ready_ns + self._model.prefill_ns(operation)  # pyright: ignore
         env = self._env
-        priority: Any = FIRST_COMPLETION_PRIORITY + pending.number
+        priority = FIRST_COMPLETION_PRIORITY + pending.number
         self._timer = Timer(env, self._finish_ns + 1 - env._now, self._callbacks, priority)
 
     def end_burst(self, pending: Pending[Completion]) -> None:
@@ -90,7 +90,7 @@ class Gpu:
     def _set_timer(self, pending: Pending[Completion]) -> None:
         """The GPU's one event: at the stamp of the running one's completion, in its place."""
         env = self._env
-        priority: Any = FIRST_COMPLETION_PRIORITY + pending.number
+        priority = FIRST_COMPLETION_PRIORITY + pending.number
         self._timer = Timer(env, self._finish_ns + 1 - env._now, self._callbacks, priority)
 
     def _on_timer(self, timer: Timer) -> None:

@@ -15,6 +15,7 @@ from simpy import Environment
 
 from hicache.engine import Engine
 from hicache.errors import InputError
+from hicache.kernel import drain
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.record import Record, Recorder, ReplayLanes
@@ -91,7 +92,7 @@ class Run:
         if self.replaying is not None:
             self.replaying.deliver_inputs(self.engine)
         self.engine.serve(requests)
-        self.env.run()
+        drain(self.env)
         assert self.engine.scheduler.running == 0, "the run ended with requests under way"
 
     def outcome(self) -> Outcome:

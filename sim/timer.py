@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from simpy import Environment
-from simpy.events import NORMAL, EventPriority
+from simpy.events import NORMAL
+
+from hicache.kernel import put
 
 # What a device's timers call. A list, because that is what SimPy takes; nobody changes it.
 Callbacks = list[Callable[[Any], None]]
@@ -28,8 +30,8 @@ class Timer:
         env: Environment,
         delay_ns: int,
         callbacks: Callbacks,
-        priority: EventPriority = NORMAL,
+        priority: int = NORMAL,
     ) -> None:
         self.callbacks: Callbacks | None = callbacks
         self._ok = True
-        env.schedule(self, priority, delay_ns)  # pyright: ignore[reportArgumentType]
+        put(env, self, priority, env._now + delay_ns)
