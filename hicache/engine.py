@@ -54,11 +54,11 @@ class Engine:
         Task(self.scheduler.arrivals(requests))
 
     def serve_untimed(self, requests: Iterable[Request]) -> None:
-        """Serve `requests` one at a time in their order, as if nothing took time
-        (`sim.InstantLanes`).
+        """Serve `requests` one at a time in their order, as if nothing took time; the lanes are not
+        used.
         """
         if self._untimed is None:
-            self._untimed = UntimedServer(self.tree, self.transfers, self.metrics, self.options)
+            self._untimed = UntimedServer(self.tree, self.metrics, self.options)
         self._untimed.serve(requests)
 
     def abort(self, number: int) -> bool:

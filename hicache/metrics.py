@@ -53,6 +53,13 @@ class DirectionStats:
         self.setup_ns += done.setup_ns
         self.recurring_ns += done.stamp_ns - done.submitted_ns - done.setup_ns
 
+    def add_instant(self, pages: int, size_bytes: int, extents: int) -> None:
+        """Count a copy of a run in which nothing takes time."""
+        self.operations += 1
+        self.pages += pages
+        self.size_bytes += size_bytes
+        self.extents += extents
+
 
 # One row a request.
 ROW_FIELDS = (
@@ -93,7 +100,7 @@ class Metrics:
         self.computed_tokens = 0
         self.cached_tokens = [0, 0, 0]
         self.cached_pages = [0, 0, 0]
-        self.dropped_pages = dict.fromkeys(DROP_REASONS, 0)
+        self.dropped_pages: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)
         self.directions: dict[Direction, DirectionStats] = {d: DirectionStats() for d in DIRECTIONS}
         self.restores = 0
         self.restored_pages = 0

@@ -379,6 +379,42 @@ class HiRadixTree:
         self.tiers[DEVICE].resident += count
         return end, 0, pages, count
 
+    def place(self, node: Node, tier: int, first: int) -> PageRuns | None:
+        """Pages `first` .. `node.end` of the path ending at `node` are in `tier` from now on: taken
+        and published at once, for runs in which nothing takes time. None if they cannot be had.
+        """
+        count = node.depth + node.length - first
+        allocator = self.tiers[tier].allocator
+        if count > allocator.free:
+            self.pin(node, tier)  # its head must not leave for its tail
+            pages = self.take(tier, count)
+            self.unpin(node, tier)
+            if pages is None:
+                return None
+        else:
+            pages = allocator.take(count)
+        self.publish(node, tier, first, pages)
+        return pages
+
+    def publish(self, node: Node, tier: int, first: int, pages: PageRuns) -> None:
+        """Pages `first` .. `node.end` of the path ending at `node`, none of them in `tier` or on
+        the way there, are in `tier` from now on, in `pages`.
+        """
+        owner = self.tiers[tier]
+        left = node.depth + node.length - first
+        current = node
+        while left:
+            count = current.length - current.resident[tier]
+            left -= count
+            if self.named:
+                pages, mine = cut(pages, left)
+                current.pages[tier] = join(current.pages[tier], mine)
+            self.grow(current, tier, count)
+            assert current.parent is not None
+            current = current.parent
+        if not node.pins[tier] and not node.kids[tier]:
+            owner.offer(node)
+
     def grow(self, node: Node, tier: int, count: int) -> None:
         """`count` more pages of `node` are published in `tier`."""
         owner = self.tiers[tier]

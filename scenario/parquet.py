@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 import msgspec
 
@@ -69,16 +70,22 @@ class ParquetWriter:
         """Whether a child was started and not yet used or ended."""
         return self._pid > 0
 
-    def write(self, columns: Columns, path: str | os.PathLike[str]) -> None:
+    def write(
+        self,
+        columns: Columns,
+        path: str | os.PathLike[str],
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
         """Writes `columns` (name -> equally long sequences) to `path`; usable once.
 
-        Returns when the file is complete. Raises ParquetError with the reason when it could not be
-        written, ValueError and TypeError as `encode_columns` does.
+        `meanwhile` is called while a child writes. Returns when the file is complete. Raises
+        ParquetError with the reason when it could not be written, ValueError and TypeError as
+        `encode_columns` does.
         """
         file = os.path.abspath(os.fspath(path))
         try:
             payload = encode_columns(columns)
-            answer = self._answer_of_child(payload, file) if self.has_child else None
+            answer = self._answer_of_child(payload, file, meanwhile) if self.has_child else None
         finally:
             self.close()
         if answer is None:
@@ -137,7 +144,9 @@ class ParquetWriter:
         finally:
             os.close(child_in)
 
-    def _answer_of_child(self, payload: Payload, path: str) -> bytes | None:
+    def _answer_of_child(
+        self, payload: Payload, path: str, meanwhile: Callable[[], object] | None
+    ) -> bytes | None:
         """`_OK`, the reason of a failure, or None when the child died without an answer."""
         header = msgspec.msgpack.encode(Header(path, payload.rows, payload.columns))
         try:
@@ -146,6 +155,8 @@ class ParquetWriter:
                 _send(self._to_child, buffer)
         except BrokenPipeError:
             return None
+        if meanwhile is not None:
+            meanwhile()
         answer = b""
         while part := os.read(self._from_child, 1 << 16):
             answer += part

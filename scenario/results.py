@@ -77,12 +77,14 @@ def write_result(
     *,
     extras: Mapping[str, Extra] | None = None,
     writer: ParquetWriter | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> str:
     """Writes a result folder and returns its absolute path.
 
     `requests`: name -> column, all equally long. `extras`: file name -> content or a function that
     writes the file at the path it is given; names are `timeline.json` and `completions.*`.
-    `writer`: one that was started before the run, to save time. Raises InputError where
+    `writer`: one that was started before the run, to save time; `meanwhile` is called while its
+    child writes. Raises InputError where
     `check_target` does or the folder cannot be written, ParquetError when the rows cannot be; then
     nothing is left behind and an old result is still there.
     """
@@ -95,7 +97,7 @@ def write_result(
         _remove_flat(unfinished)
         os.mkdir(unfinished)
         with writer or ParquetWriter() as started:
-            started.write(requests, os.path.join(unfinished, REQUESTS))
+            started.write(requests, os.path.join(unfinished, REQUESTS), meanwhile)
         _write(os.path.join(unfinished, SUMMARY), summary_text(summary))
         _write(os.path.join(unfinished, SCENARIO), scenario_text)
         for extra, content in (extras or {}).items():

@@ -14,7 +14,7 @@ from scenario.parquet import ParquetWriter
 from scenario.records import Scenario, digest
 from scenario.results import Result, check_target, load_result, write_result
 from sim.replay import replay
-from sim.table import print_summary
+from sim.table import load_rich, print_summary
 from traces.progress import ProgressBar
 
 RECORD_NAME = "completions.jsonl"
@@ -64,6 +64,7 @@ def run_replay(
             outcome.scenario_text,
             extras=outcome.extras,
             writer=writer,
+            meanwhile=load_rich if show else None,
         )
     if show:
         print_summary(outcome.summary, os.path.relpath(place))

@@ -17,6 +17,13 @@ _DROPS = {
 _ARROWS = {"d2h": "L1 > L2", "h2d": "L2 > L1", "h2s": "L2 > L3", "s2h": "L3 > L2"}
 
 
+def load_rich() -> None:
+    """Import what `print_summary` needs: a twelfth of a second that can be spent while others
+    work.
+    """
+    from rich import box, console, table  # noqa: F401
+
+
 def print_summary(summary: Mapping[str, Any], folder: str | None = None) -> None:
     """Print the table, the warnings and where the result lies, to standard output."""
     from rich import box
