@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.trace import trace_app
 from hicache import __version__
 
 app = typer.Typer(
@@ -49,7 +50,7 @@ def replay(
     trace: Annotated[
         str | None,
         typer.Argument(
-            help="Request trace: Mooncake JSONL, plain, .gz or .zst; '-' reads standard input."
+            help="Request trace in any known format, plain, .gz or .zst; '-' is standard input."
         ),
     ] = None,
     scenario: Annotated[
@@ -66,10 +67,12 @@ def replay(
         str | None, typer.Option(help="Rules of the cache: mini-hicache or block-lru.")
     ] = None,
     page_size: Annotated[
-        int | None, typer.Option(help="Tokens of a page; divides the trace's block size. [64]")
+        int | None,
+        typer.Option(help="Tokens of a page: divides the trace's blocks, or joins them. [64]"),
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(help="Tokens of one hash id of the trace. [512]")
+        int | None,
+        typer.Option(help="Tokens of one hash id, in formats that do not say. [Mooncake: 512]"),
     ] = None,
     l1: Annotated[
         str | None,
@@ -85,6 +88,32 @@ def replay(
     speed: Annotated[
         float | None, typer.Option(help="Arrival times are divided by it: 0.5 is half rate. [1]")
     ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests (in a closed loop: sessions) a second, not the trace's own times."
+        ),
+    ] = None,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(help="trace, at_once, poisson or uniform. [poisson with --rate]"),
+    ] = None,
+    closed_loop: Annotated[
+        bool,
+        typer.Option(
+            "--closed-loop", help="A later turn of a session waits for the answer before it."
+        ),
+    ] = False,
+    clients: Annotated[
+        int | None, typer.Option(help="Closed loop with this many sessions at once. [no limit]")
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option(help="Closed loop with this many requests at once. [no limit]")
+    ] = None,
+    barrier: Annotated[
+        bool,
+        typer.Option("--barrier", help="Closed loop in rounds: all sessions end a turn first."),
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of whatever is random. [0]")] = None,
     untimed: Annotated[
         bool,
@@ -92,6 +121,14 @@ def replay(
             "--untimed", help="No operation takes time; requests one at a time in file order."
         ),
     ] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="A Hugging Face tokenizer.json, for traces of texts."),
+    ] = None,
+    on_error: Annotated[
+        str | None,
+        typer.Option(help="Malformed rows: stop at the first, or skip and list them. [stop]"),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of docs/scenario.md; repeatable."),
@@ -107,14 +144,18 @@ def replay(
         str | None,
         typer.Option(help="Result folder whose record is replayed, decision for decision."),
     ] = None,
+    by_session: Annotated[
+        bool, typer.Option("--by-session", help="Also print a row for each of the ten longest.")
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the result's folder, no table.")
     ] = False,
 ) -> None:
     """Replay a request trace and predict hit rates by tier, TTFT, TPOT and throughput.
 
-    TRACE is Mooncake JSONL, plain, .gz or .zst; '-' reads standard input. One object a line:
-    {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [one id a block]}
+    TRACE may be in any format of docs/traces.md (Mooncake, RAGPulse, Claude Code sessions, Qwen
+    Bailian, token ids, SGLang dumps, ShareGPT, OpenAI logs, Azure and more), plain, .gz or .zst;
+    the format is told from the content, and '-' reads standard input.
 
     Example: hicache replay trace.jsonl --model Qwen3-8B --profile nvidia-h200 --l2 2x --l3 10x
     """
@@ -134,6 +175,14 @@ def replay(
         "tiers.l3": l3,
         "restore.policy": policy,
         "trace.speed": speed,
+        "trace.tokenizer": tokenizer,
+        "trace.on_error": on_error,
+        "load.rate": rate,
+        "load.arrivals": arrivals,
+        "load.loop": "closed" if closed_loop or clients or parallel or barrier else None,
+        "load.clients": clients,
+        "load.parallel": parallel,
+        "load.barrier": barrier or None,
         "seed": seed,
         "mode": "untimed" if untimed else None,
     }
@@ -146,8 +195,12 @@ def replay(
         save_record=save_record,
         record_of=record,
         show=not quiet,
+        by_session=by_session,
     )
     raise typer.Exit(code)
+
+
+app.add_typer(trace_app, name="trace")
 
 
 def main() -> None:

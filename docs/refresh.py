@@ -17,9 +17,9 @@ import textwrap
 from itertools import pairwise
 from pathlib import Path
 
+from report.table import print_summary
 from scenario.load import load_scenario
 from sim.replay import replay
-from sim.table import print_summary
 
 DOCS = Path(__file__).resolve().parent
 REPOSITORY = DOCS.parent

@@ -11,12 +11,13 @@ from typing import Any
 
 from simpy import Environment
 
+from hicache.arrivals import LinkedArrivals, StreamedArrivals
 from hicache.cost_model import CostModel
 from hicache.integrity import check_integrity
 from hicache.kernel import Task
 from hicache.metrics import Metrics
 from hicache.node import TIER_NAMES
-from hicache.options import EngineOptions
+from hicache.options import EngineOptions, LoadOptions
 from hicache.ports import Lanes
 from hicache.requests import Request
 from hicache.restore_policy import make_policy
@@ -48,10 +49,24 @@ class Engine:
         self._steps_unchecked = 0
         self._untimed: UntimedServer | None = None
 
-    def serve(self, requests: Iterable[Request]) -> None:
-        """Start to serve `requests`, which come in the order of their arrival."""
+    def serve(
+        self,
+        requests: Iterable[Request],
+        load: LoadOptions | None = None,
+        *,
+        reads_ahead: bool = False,
+    ) -> None:
+        """Start to serve `requests`, by default each at its time; they come in that order then.
+
+        `reads_ahead`: whether some requests wait for others (`Request.after`) though the loop is
+        open; all are read before the first one arrives. In a closed loop they always are.
+        """
+        load = load or LoadOptions()
         Task(self.scheduler.run())
-        Task(self.scheduler.arrivals(requests))
+        if reads_ahead or load.loop == "closed":
+            Task(LinkedArrivals(self.env, self.scheduler, load).run(requests))
+        else:
+            Task(StreamedArrivals(self.env, self.scheduler).run(requests))
 
     def serve_untimed(self, requests: Iterable[Request]) -> None:
         """Serve `requests` one at a time in their order, as if nothing took time; the lanes are not

@@ -5,6 +5,7 @@
     +-- EngineError
     |   +-- TransferError       one operation failed; the engine falls back and goes on
     |   +-- PredecessorError    the pages in front did not arrive, so these cannot be published
+    |   +-- DeviceError         a device broke or no longer answers: the run ends
     +-- RecordError
         +-- ReplayDivergence    the engine did something else than the record says
         +-- RecordEnded         the record stops before the run does (it was cut off)
@@ -38,6 +39,12 @@ class TransferError(EngineError):
 class PredecessorError(EngineError):
     """The pages before these failed to arrive in the same tier; publishing these would leave a
     hole.
+    """
+
+
+class DeviceError(EngineError):
+    """A device broke, or no longer answers. Arguments: a message naming device, queue and
+    operation.
     """
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, Node
 from hicache.options import EngineOptions
+from hicache.requests import answer_runs
 from hicache.running import Running
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
@@ -76,7 +77,7 @@ class Holdings:
         if run.held != prompt_pages or more <= 0:
             return
         assert run.node is not None
-        end = self._tree.append(run.node, self._private_key, more)
+        end = self._tree.append(run.node, answer_runs(run.request, more, self._private_key))
         self._private_key += more + 1
         self._adopt(run, end)
 

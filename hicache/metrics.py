@@ -83,6 +83,7 @@ ROW_FIELDS = (
     "e2e_ns",  # arrival to last token; -1 if there was none
     "generated_tokens",
     "retractions",
+    "recorded_tokens",  # prompt tokens that the recorded server hit; -1 if the trace does not say
 )
 
 
@@ -148,8 +149,8 @@ class Metrics:
     ) -> None:
         """Add a request's row and its hits to the totals.
 
-        `pages`: hit pages by tier. `rest`: the last seven of ROW_FIELDS. Hit tokens are those of
-        the hit pages, the last page counted as far as the prompt fills it.
+        `pages`: hit pages by tier. `rest`: the seven of ROW_FIELDS before the last. Hit tokens are
+        those of the hit pages, the last page counted as far as the prompt fills it.
         """
         device, host, storage = pages
         prompt = request.prompt_tokens
@@ -177,6 +178,7 @@ class Metrics:
                 request.number, request.arrival_ns, prompt, request.output_tokens,
                 device_tokens, host_tokens, storage_tokens, prompt - to_storage,
                 device, host, storage, request.prompt_pages, request.ideal_pages, *rest,
+                request.cached_tokens,
             )
         )  # fmt: skip
         self.reasons.append(reason)

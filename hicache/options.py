@@ -98,6 +98,31 @@ class SchedulerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What makes a request arrive (`hicache.arrivals`)."""
+
+    # "open": its time, whatever became of earlier ones. "closed": a later turn of a session comes
+    # when the answer before it has ended and its think time has passed.
+    loop: Literal["open", "closed"] = "open"
+    # Sessions at once in a closed loop: the next one begins when one has ended. 0: no limit.
+    clients: int = 0
+    # Requests under way at once in a closed loop; what is due waits at the client. 0: no limit.
+    parallel: int = 0
+    # In a closed loop: no session's next turn comes before every session has had this one.
+    barrier: bool = False
+
+    def __post_init__(self) -> None:
+        _not_negative("clients", self.clients)
+        _not_negative("parallel", self.parallel)
+        if self.loop == "open":
+            for key, value in (("clients", self.clients), ("parallel", self.parallel)):
+                if value:
+                    raise InputError(f"{key} is {value}: it limits a closed loop, and loop is open")
+            if self.barrier:
+                raise InputError("barrier is set: it holds a closed loop up, and loop is open")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Everything the engine must know besides the requests. Capacities in pages; 0 switches a tier
     off.

@@ -19,7 +19,7 @@ newest request is retracted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from simpy import Environment
@@ -29,7 +29,7 @@ from hicache.arrival import Arrival
 from hicache.cost_model import MIN_PREFILL_TOKENS, CostModel
 from hicache.errors import InputError, PredecessorError, TransferError
 from hicache.holdings import Holdings
-from hicache.kernel import Pending, Signal, Sleep, Task
+from hicache.kernel import Pending, Signal, Task
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, Node
 from hicache.operations import Chunk, Completion, Decode, PageRuns, Prefill
@@ -74,6 +74,7 @@ class Scheduler:
         self.transfers = Transfers(env, lanes, tree, options, metrics, belief, self.changed)
         self._holdings = Holdings(tree, self.transfers, options, metrics)
         self.on_step: Callable[[], None] | None = None
+        self.on_end: Callable[[Request], None] | None = None
         self._queue = RequestQueue()
         self._prefilling: deque[Running] = deque()
         self._batch = DecodeBatch(self._page)
@@ -94,17 +95,6 @@ class Scheduler:
 
     # ------------------------------------------------------------------ from outside
 
-    async def arrivals(self, requests: Iterable[Request]) -> None:
-        """Let each request arrive at its time (ns of the environment), in order."""
-        env = self._env
-        for request in requests:
-            delay = request.arrival_ns - env.now
-            if delay > 0:
-                await Sleep(env, delay)
-            self.enqueue(request)
-        self._closed = True
-        self.poke()
-
     def enqueue(self, request: Request) -> None:
         """A request arrives now. Raises InputError if L1 could never hold it."""
         pages = -(-(request.prompt_tokens + max(request.output_tokens, 1) - 1) // self._page)
@@ -124,6 +114,11 @@ class Scheduler:
             self._metrics.max_waiting = waiting
         if waiting == 1:  # behind others it changes nothing: the queue is served in order
             self.poke()
+
+    def close(self) -> None:
+        """No more requests will come: `run` ends when those it has are done."""
+        self._closed = True
+        self.poke()
 
     def abort(self, number: int) -> bool:
         """Give request `number` up, wherever it is; False if it is not (or no longer) known."""
@@ -163,7 +158,7 @@ class Scheduler:
     # ------------------------------------------------------------------ the loop
 
     async def run(self) -> None:
-        """Serve until `arrivals` has ended and every request is done."""
+        """Serve until `close` was called and every request is done."""
         blocking = not self._options.restore.overlap
         while True:
             if self._aborting:
@@ -421,10 +416,11 @@ class Scheduler:
         pages = self._tree.take(DEVICE, need)
         if pages is None:
             return await self._lanes.submit(Prefill(chunks, tokens))
+        self._share_out(1, pages)
         operation = Prefill(chunks, tokens, batch.size, batch.context_tokens)
         done = await self._lanes.submit(operation)
         self._metrics.decode_steps += 1
-        self._advance(1, need, pages)
+        self._advance(1, 1, need)
         return done
 
     def _computed(self, run: Running) -> None:
@@ -464,7 +460,10 @@ class Scheduler:
                 need = batch.pages_for(steps)
             pages = tree.take(DEVICE, need)
             assert pages is not None
-        requests = tuple(run.request.number for run in batch) if tree.named else ()
+        requests: tuple[int, ...] = ()
+        if tree.named:
+            requests = tuple(run.request.number for run in batch)
+            self._share_out(steps, pages)
         self._burst_start_ns = self._env._now
         self._burst = self._lanes.submit(Decode(batch.size, batch.context_tokens, steps, requests))
         done = await self._burst
@@ -473,17 +472,17 @@ class Scheduler:
         metrics.decode_bursts += 1
         metrics.decode_steps += done.steps
         metrics.decode_ns += self._env._now - self._burst_start_ns
-        self._advance(done.steps, need, pages)
+        self._advance(done.steps, steps, need)
 
-    def _advance(self, steps: int, reserved: int, pages: PageRuns) -> None:
-        """The batch made `steps` tokens; of the reserved pages it keeps what they fill."""
+    def _advance(self, steps: int, planned: int, reserved: int) -> None:
+        """The batch made `steps` tokens of `planned`; of the reserved pages it keeps what they
+        fill.
+        """
         batch = self._batch
-        if reserved:
+        if steps < planned and reserved:
             used = batch.pages_for(steps)
-            if self._tree.named:
-                pages = self._share_out(steps, pages)
             if reserved > used:
-                self._tree.give(DEVICE, pages, reserved - used)
+                self._tree.give(DEVICE, self._take_back(steps), reserved - used)
         batch.steps += steps
         while (run := batch.pop_finished()) is not None:
             request = run.request
@@ -493,15 +492,44 @@ class Scheduler:
             run.private = -(-kv_tokens // self._page) - run.held
             self._finish(run, kv_tokens)
 
-    def _share_out(self, steps: int, pages: PageRuns) -> PageRuns:
-        """Named pages: give each request those that its `steps` tokens fill; returns the rest."""
+    def _share_out(self, steps: int, pages: PageRuns) -> None:
+        """Named pages: give each request those that its next `steps` tokens will fill."""
+        if not pages:
+            return
         page = self._page
         for run in self._batch:
             kv_tokens = self._batch.kv_tokens(run)
             more = -(-(kv_tokens + steps) // page) - -(-kv_tokens // page)
             mine, pages = cut(pages, more)
             run.private_pages = join(run.private_pages, mine)
-        return pages
+        assert not pages
+
+    def _take_back(self, steps: int) -> PageRuns:
+        """Named pages: those that were shared out and that `steps` tokens did not fill."""
+        rest: PageRuns = ()
+        if self._tree.named:
+            for run in self._batch:
+                keeps = -(-(self._batch.kv_tokens(run) + steps) // self._page) - run.held
+                run.private_pages, spare = cut(run.private_pages, keeps)
+                rest = join(rest, spare)
+        return rest
+
+    def request(self, number: int) -> Request:
+        """A request that is queued or runs."""
+        return self._live[number].request
+
+    def decoding(self) -> list[tuple[int, int]]:
+        """(request number, tokens in its KV cache) of the decode batch, in its order."""
+        return [(run.request.number, self._batch.kv_tokens(run)) for run in self._batch]
+
+    def page_table(self, number: int) -> PageRuns:
+        """The L1 pages that hold, or are about to hold, the KV cache of a request that runs, in
+        order; for machines with real pages.
+        """
+        run = self._live[number]
+        if run.node is None:
+            return ()
+        return join(self._tree.pages_from(run.node, DEVICE, 0), run.private_pages)
 
     def _count_decode_pages(self, run: Running, kv_tokens: int) -> None:
         """While a request decodes its pages are counted by the batch; now they are its own
@@ -600,3 +628,5 @@ class Scheduler:
             ),
             run.reason,
         )
+        if self.on_end is not None:
+            self.on_end(run.request)

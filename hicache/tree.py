@@ -125,7 +125,13 @@ class HiRadixTree:
             if priority > ancestor.priority:
                 ancestor.priority = priority
             ancestor = ancestor.parent
-        skip = node.depth + node.length
+        return self._descend(node, runs, node.depth + node.length, priority)
+
+    def _descend(self, node: Node, runs: KeyRuns, skip: int, priority: int) -> Node:
+        """Walk down from `node` along `runs` but for their first `skip` pages, adding what is
+        missing.
+        """
+        now = self.clock
         for start, count in runs:
             if skip >= count:
                 skip -= count
@@ -170,21 +176,18 @@ class HiRadixTree:
             return self._split(holder, depth - holder.depth)
         return holder
 
-    def append(self, node: Node, key: int, count: int) -> Node:
-        """A new leaf of `count` pages under `node`, with keys that nobody else has."""
+    def append(self, node: Node, runs: KeyRuns) -> Node:
+        """Walk on from `node` along `runs`, whose keys begin behind it, and add what is missing;
+        returns the end.
+
+        Touches the path; counts a hit only on what lies below `node`.
+        """
         self.clock = now = self.clock + 1
-        child = Node(key, count, node, node.depth + node.length, now)
         ancestor: Node | None = node
         while ancestor is not None:
             ancestor.last_access = now
             ancestor = ancestor.parent
-        assert key not in node.children, "a private key was used before"
-        node.children[key] = child
-        child.hit_count = 1
-        self.nodes += 1
-        if self._falling:
-            self._offer_accessed(child)
-        return child
+        return self._descend(node, runs, 0, 0)
 
     def arriving_at(self, node: Node, tier: int, depth: int) -> Arrival | None:
         """The arrival that brings page `depth` of the path ending at `node` into `tier`, if one

@@ -18,7 +18,7 @@ from hicache.metrics import Metrics
 from hicache.node import DEVICE, HOST, STORAGE, Node
 from hicache.operations import Direction, PageRuns
 from hicache.options import EngineOptions
-from hicache.requests import Request, without_last_page
+from hicache.requests import Request, answer_runs, without_last_page
 from hicache.tree import HiRadixTree
 
 
@@ -137,7 +137,7 @@ class UntimedServer:
             held = request.prompt_pages
         more = kv_tokens // self._page - held if self._caches_outputs else 0
         if more > 0:
-            end = tree.append(node, self._private_key, more)
+            end = tree.append(node, answer_runs(request, more, self._private_key))
             self._private_key += more + 1
             node, _, pages, adopted = tree.adopt(node, end, held, pages)
             private -= adopted

@@ -199,6 +199,7 @@ def _absolute(path: str, folder: str) -> str:
 
 _LOCATE = {
     "trace.path": _trace_path,
+    "trace.tokenizer": _trace_path,
     "model.name": _model_name,
     "machine.profile": _profile_name,
 }

@@ -6,6 +6,7 @@ in `scenario.resolve`.
 
     preset, mode, seed
     [trace]      what is replayed, and how fast
+    [load]       what makes requests arrive
     [model]      whose KV cache it is
     [machine]    what it runs on
     [tiers]      page size and the sizes of L1, L2, L3
@@ -17,18 +18,20 @@ in `scenario.resolve`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_type_hints
 
 import msgspec
 
 from hicache.errors import InputError
-from hicache.options import CacheOptions, RestoreOptions, SchedulerOptions
+from hicache.options import CacheOptions, LoadOptions, RestoreOptions, SchedulerOptions
 from scenario.presets import DEFAULT_PRESET
 from scenario.sizes import AUTO, TWICE, ZERO, Size
 
 Mode = Literal["timed", "untimed"]
 TransferMode = Literal["staged", "kernel", "dma"]
+MOST_PER_S = 1_000_000
+
 KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
 
 
@@ -37,14 +40,92 @@ class TraceOptions(msgspec.Struct, frozen=True):
 
     # Absolute once loaded; "" while no trace was named.
     path: str = ""
-    # Tokens of one hash id, for trace formats that do not say.
-    block_tokens: int = 512
-    # Arrival times are divided by it: 2.0 replays twice as fast.
+    # Tokens of one hash id, for trace formats that do not say; 0: the format's usual number.
+    block_tokens: int = 0
+    # Times between arrivals, and think times, are divided by it: 2.0 replays twice as fast.
     speed: float = 1.0
+    # A Hugging Face tokenizer.json, for formats that hold text. Absolute once loaded.
+    tokenizer: str = ""
+    # What becomes of malformed rows: an error at the first, or they are left out and counted.
+    on_error: Literal["stop", "skip"] = "stop"
 
     def __post_init__(self) -> None:
-        _above_zero("trace.block_tokens", self.block_tokens)
+        if self.block_tokens < 0:
+            raise InputError(f"trace.block_tokens is {self.block_tokens}: it must not be negative")
         _above_zero("trace.speed", self.speed)
+
+
+class LoadTable(msgspec.Struct, frozen=True):
+    """What makes requests arrive, if not the trace's times alone."""
+
+    # "trace": the trace's times. "at_once": all at 0. "poisson", "uniform": at `rate`, drawn from
+    # the seed. "auto": "poisson" with a rate, "at_once" with clients, else "trace".
+    arrivals: Literal["auto", "trace", "at_once", "poisson", "uniform"] = "auto"
+    # Requests a second (sessions a second in a closed loop), for "poisson" and "uniform".
+    rate: float = 0.0
+    # "closed": a later turn of a session comes after the answer before it and its think time.
+    # "open": at its time. "auto": closed with a limit below, or where the trace says that it is.
+    loop: Literal["auto", "open", "closed"] = "auto"
+    # Of a closed loop; 0 is no limit: sessions at once, and requests at once.
+    clients: int = 0
+    parallel: int = 0
+    # Of a closed loop: no session's next turn before every session has had this one.
+    barrier: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= MOST_PER_S:
+            raise InputError(
+                f"load.rate is {self.rate}: it must lie between 0 and {MOST_PER_S:,} a second"
+            )
+        for key, value in (("clients", self.clients), ("parallel", self.parallel)):
+            if value < 0:
+                raise InputError(f"load.{key} is {value}: it must not be negative")
+            if value and self.loop == "open":
+                raise InputError(
+                    f'load.{key} is {value}: it limits a closed loop; set load.loop to "closed" '
+                    "(--closed-loop)"
+                )
+        if self.barrier and self.loop == "open":
+            raise InputError(
+                'load.barrier is true: it holds a closed loop up; set load.loop to "closed" '
+                "(--closed-loop)"
+            )
+        if self.rate and self.arrivals in ("trace", "at_once"):
+            raise InputError(
+                f'load.rate is {self.rate:g}: arrivals at a rate are "poisson" or "uniform", and '
+                f'load.arrivals is "{self.arrivals}"'
+            )
+        if not self.rate and self.arrivals in ("poisson", "uniform"):
+            raise InputError(
+                f'load.arrivals is "{self.arrivals}": it needs a load.rate (--rate), in requests a '
+                "second"
+            )
+
+    def limits(self, hints: Mapping[str, object]) -> LoadOptions:
+        """What the engine is told, with "auto" decided by what the trace hints at.
+
+        A trace that says that it is a closed loop also says how many requests are under way at
+        once, and whether it goes in rounds; limits that are given here take their place.
+        """
+        if self.clients or self.parallel or self.barrier:
+            return LoadOptions("closed", self.clients, self.parallel, self.barrier)
+        if self.loop == "closed" or (self.loop == "auto" and hints.get("loop") == "closed"):
+            parallel = hints.get("parallel")
+            return LoadOptions(
+                "closed",
+                parallel=parallel if isinstance(parallel, int) and parallel > 0 else 0,
+                barrier=hints.get("barrier") == "rounds",
+            )
+        return LoadOptions()
+
+    @property
+    def shape(self) -> Literal["trace", "at_once", "poisson", "uniform"]:
+        """`arrivals` with "auto" decided."""
+        if self.arrivals != "auto":
+            return self.arrivals
+        if self.rate:
+            return "poisson"
+        return "at_once" if self.clients else "trace"
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
@@ -127,6 +208,7 @@ class Scenario(msgspec.Struct, frozen=True):
     mode: Mode = "timed"
     seed: int = 0
     trace: TraceOptions = msgspec.field(default_factory=TraceOptions)
+    load: LoadTable = msgspec.field(default_factory=LoadTable)
     model: ModelOptions = msgspec.field(default_factory=ModelOptions)
     machine: MachineOptions = msgspec.field(default_factory=MachineOptions)
     tiers: TierOptions = msgspec.field(default_factory=TierOptions)
@@ -143,6 +225,7 @@ class Scenario(msgspec.Struct, frozen=True):
 # The record of each table of the file, in the file's order.
 TABLES: dict[str, type] = {
     "trace": TraceOptions,
+    "load": LoadTable,
     "model": ModelOptions,
     "machine": MachineOptions,
     "tiers": TierOptions,

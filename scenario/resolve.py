@@ -99,8 +99,12 @@ def idle_options(scenario: Scenario) -> list[str]:
     idle = _idle_keys(scenario)
     usual = _preset_values(scenario.preset)
     warnings: list[str] = []
-    if scenario.seed:
-        warnings.append(f"seed is {scenario.seed} but has no effect: nothing in a replay is random")
+    drawn = scenario.load.shape in ("poisson", "uniform") and scenario.mode == "timed"
+    if scenario.seed and not drawn:
+        warnings.append(
+            f"seed is {scenario.seed} but has no effect: without a load.rate nothing in a replay "
+            "is random"
+        )
     for key, reason in idle.items():
         table, _, name = key.rpartition(".")
         value = getattr(getattr(scenario, table), name)
@@ -129,8 +133,13 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
                 "scheduler.max_running_requests",
                 "scheduler.mixed_chunk",
                 "scheduler.output_reserve_fraction",
+                *(f"load.{name}" for name in field_names(type(scenario.load))),
             ),
             untimed,
+        )
+    elif scenario.load.shape != "trace" and scenario.load.loop == "open":
+        idle["trace.speed"] = (
+            f"load.arrivals is {scenario.load.shape}, so the trace's times are not used"
         )
     if scenario.tiers.l1.unit != "auto":
         idle["machine.memory_fraction"] = f"tiers.l1 is {scenario.tiers.l1}, not auto"

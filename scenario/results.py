@@ -126,6 +126,16 @@ class Result:
 
         return pandas.read_parquet(os.path.join(self.folder, REQUESTS))
 
+    def sessions(self) -> pandas.DataFrame:
+        """One row a session (`scenario.sessions.by_session`). Imports pandas and pyarrow."""
+        import pandas
+        import pyarrow.parquet
+
+        from scenario.sessions import by_session
+
+        table = pyarrow.parquet.read_table(os.path.join(self.folder, REQUESTS))
+        return pandas.DataFrame(by_session(table.to_pydict()))
+
 
 def load_result(folder: str | os.PathLike[str]) -> Result:
     """The result in `folder`. Raises InputError, naming the file, where there is none."""

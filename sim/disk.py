@@ -16,7 +16,7 @@ from hicache.kernel import Pending
 from hicache.operations import Completion, Copy
 from scenario.profile import DiskProfile, Surface
 from sim.curves import Line, line
-from sim.report import report
+from sim.finish import report
 from sim.shared_device import PERMILLE, SharedDevice
 
 

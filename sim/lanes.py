@@ -22,12 +22,13 @@ from simpy import Environment
 from hicache.errors import InputError
 from hicache.kernel import Pending
 from hicache.operations import Completion, Copy, Operation
+from report.run import Outside
 from scenario.profile import Estimate, Profile
 from sim.disk import Disk
 from sim.gpu import Gpu
 from sim.host import Host
 from sim.pcie import Link, TransferMode
-from sim.ranges import Outside, RangeWatch
+from sim.ranges import RangeWatch
 from sim.scaling import Geometry, scaled
 from sim.step_model import StepModel, step_model
 

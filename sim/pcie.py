@@ -26,8 +26,8 @@ from hicache.kernel import Pending
 from hicache.operations import Completion, Copy
 from scenario.profile import Curve, PcieProfile
 from sim.curves import line
+from sim.finish import report
 from sim.host import Host
-from sim.report import report
 from sim.timer import Callbacks, Timer
 
 TransferMode = Literal["staged", "kernel", "dma"]

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Outside(NamedTuple):
-    """One kind of question beyond the samples: how often, the farthest, and the samples' end."""
-
-    what: str
-    times: int
-    farthest: int
-    measured_to: int
+from report.run import Outside
 
 
 class RangeWatch:

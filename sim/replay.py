@@ -8,7 +8,6 @@ summary, one row a request, and the scenario as resolved. Nothing here prints or
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simpy import Environment
@@ -16,23 +15,23 @@ from simpy import Environment
 from hicache.engine import Engine
 from hicache.errors import InputError
 from hicache.kernel import drain
-from hicache.options import EngineOptions
+from hicache.options import EngineOptions, LoadOptions
 from hicache.ports import Lanes
 from hicache.record import Record, Recorder, ReplayLanes
+from report.rows import Rows
+from report.summary import summarise
+from report.timeline import TimelineLanes
 from scenario.columns import Columns
-from scenario.geometry import ModelGeometry, load_geometry
-from scenario.profile import Profile, load_profile
+from scenario.geometry import ModelGeometry
+from scenario.opening import open_inputs
+from scenario.profile import Profile
 from scenario.records import Scenario, digest, dump_toml
-from scenario.resolve import resolve
 from sim.instant import InstantLanes
 from sim.interrupt import Interrupt
 from sim.lanes import SimMachine
-from sim.rows import Rows
-from sim.summary import summarise
-from sim.timeline import TimelineLanes
-from traces.reader import Trace, open_trace
-
-Progress = Callable[[int, int | None], None]
+from traces.load import arriving
+from traces.reader import Trace
+from traces.source import Progress
 
 
 @dataclass(slots=True)
@@ -59,11 +58,17 @@ class Run:
     engine: Engine
     machine: SimMachine | None
     warnings: tuple[str, ...]
+    load: LoadOptions
     timeline: TimelineLanes | None = None
     record_lines: list[str] | None = None
     recorder: Recorder | None = None
     replaying: ReplayLanes | None = None
     interrupted: bool = False
+
+    @property
+    def profile_name(self) -> str:
+        """The machine's name in the summary."""
+        return self.profile.name
 
     def execute(self) -> None:
         """Serve the whole trace. Ctrl-C ends it early and keeps what is done."""
@@ -89,9 +94,17 @@ class Run:
         if self.scenario.mode == "untimed":
             self.engine.serve_untimed(requests)
             return
+        load = self.scenario.load
+        requests = arriving(
+            requests,
+            load.shape,
+            rate_per_s=load.rate,
+            loop=self.load.loop,
+            seed=self.scenario.seed,
+        )
         if self.replaying is not None:
             self.replaying.deliver_inputs(self.engine)
-        self.engine.serve(requests)
+        self.engine.serve(requests, self.load, reads_ahead=not self.trace.layout.timed)
         drain(self.env)
         assert self.engine.scheduler.running == 0, "the run ended with requests under way"
 
@@ -121,23 +134,7 @@ def prepare(
     completions from a record instead of the simulated machine. Raises InputError for whatever the
     user gave that cannot be.
     """
-    if not scenario.trace.path:
-        raise InputError("no trace was given: name a file, or trace.path in the scenario")
-    geometry = load_geometry(scenario.model.name)
-    profile = load_profile(scenario.machine.profile)
-    options, warnings = resolve(scenario, profile, geometry)
-    geometry = geometry.with_kv_dtype(scenario.model.kv_dtype)
-    if scenario.cache.pages == "partial" and scenario.cache.outputs == "cached":
-        raise InputError(
-            "cache.outputs is cached while cache.pages is partial: an output goes on in the page "
-            'that its prompt left partly filled; set cache.outputs to "dropped"'
-        )
-    trace = open_trace(
-        scenario.trace.path,
-        block_tokens=scenario.trace.block_tokens,
-        speed=scenario.trace.speed,
-        progress=progress,
-    )
+    geometry, profile, options, warnings, trace, load = open_inputs(scenario, progress)
     if scenario.mode == "untimed" and (record or timeline or replay_of is not None):
         raise InputError(
             "mode is untimed: nothing takes time, so there are no completions to record or replay "
@@ -170,7 +167,7 @@ def prepare(
         lanes = recorder = Recorder(env, lanes, lines.append, digest(scenario))
     return Run(
         scenario, options, geometry, profile, trace, env, Engine(env, lanes, options), machine,
-        warnings, keeper, lines, recorder, replaying,
+        warnings, load, keeper, lines, recorder, replaying,
     )  # fmt: skip
 
 

@@ -9,12 +9,12 @@ from typing import cast
 
 from hicache.errors import InputError
 from hicache.record import Record
+from report.table import load_rich, print_sessions, print_summary
 from scenario.load import load_scenario
 from scenario.parquet import ParquetWriter
 from scenario.records import Scenario, digest
 from scenario.results import Result, check_target, load_result, write_result
 from sim.replay import replay
-from sim.table import load_rich, print_summary
 from traces.progress import ProgressBar
 
 RECORD_NAME = "completions.jsonl"
@@ -30,6 +30,7 @@ def run_replay(
     save_record: bool = False,
     record_of: str | None = None,
     show: bool = True,
+    by_session: bool = False,
 ) -> int:
     """Replay, write the result folder, print the table. Returns the exit code.
 
@@ -67,6 +68,8 @@ def run_replay(
             meanwhile=load_rich if show else None,
         )
     if show:
+        if by_session:
+            print_sessions(outcome.columns)
         print_summary(outcome.summary, os.path.relpath(place))
     else:
         for warning in cast("list[str]", outcome.summary["warnings"]):

@@ -83,10 +83,14 @@ plans = st.lists(st.tuples(st.integers(0, 20_000_000), operations), min_size=1, 
 
 class PlannedLanesContract:
     """What holds of any plan of operations. Inherit, and give `make_lanes`, or `play` where lanes
-    must know the plan. `takes_time`: whether operations last longer than nothing.
+    must know the plan, and `make_environment` where time is not SimPy's. `takes_time`: whether
+    operations last longer than nothing.
     """
 
     takes_time = True
+
+    def make_environment(self) -> Environment:
+        return Environment(0)
 
     def make_lanes(self, env: Environment) -> Lanes:
         raise NotImplementedError
@@ -97,7 +101,7 @@ class PlannedLanesContract:
     @given(plan=plans)
     @settings(INHERITED, max_examples=25)
     def test_every_operation_is_answered_once_and_in_its_own_time(self, plan):
-        env = Environment(0)
+        env = self.make_environment()
         watched = self.play(env, plan)
         in_order = [operation for _, operation in sorted(plan, key=lambda entry: entry[0])]
         for number, (each, operation) in enumerate(zip(watched, in_order, strict=True)):
@@ -123,7 +127,7 @@ class PlannedLanesContract:
     def test_the_same_plan_gives_the_same_answers(self, plan):
         runs = []
         for _ in range(2):
-            env = Environment(0)
+            env = self.make_environment()
             watched = self.play(env, plan)
             runs.append([repr(each.answers) for each in watched])
         assert runs[0] == runs[1]
@@ -141,7 +145,7 @@ class LanesContract(PlannedLanesContract):
         ],
     )
     def test_nothing_is_a_completion_before_the_device_is_done(self, operation):
-        env = Environment(0)
+        env = self.make_environment()
         pending = self.make_lanes(env).submit(operation)
         assert pending.triggered == (not self.takes_time)
         while self.takes_time and not pending.triggered:
@@ -161,7 +165,7 @@ class LanesContract(PlannedLanesContract):
 
     def test_a_burst_ends_at_a_step_boundary_when_it_is_asked_to(self):
         ends = self._burst_ends()
-        env = Environment(0)
+        env = self.make_environment()
         lanes = self.make_lanes(env)
         burst = Watched(env, lanes.submit(Decode(4, 4000, 50)))
         if not self.takes_time:
@@ -178,7 +182,7 @@ class LanesContract(PlannedLanesContract):
         assert len(burst.answers) == 1
 
     def test_a_burst_that_waits_is_ended_after_one_step(self):
-        env = Environment(0)
+        env = self.make_environment()
         lanes = self.make_lanes(env)
         lanes.submit(Prefill((Chunk(0, 2000, 0),), 2000))
         burst = Watched(env, lanes.submit(Decode(4, 4000, 50)))
@@ -187,7 +191,7 @@ class LanesContract(PlannedLanesContract):
         assert burst.done.steps == (1 if self.takes_time else 50)
 
     def _burst_ends(self) -> tuple[int, ...]:
-        env = Environment(0)
+        env = self.make_environment()
         burst = Watched(env, self.make_lanes(env).submit(Decode(4, 4000, 50)))
         env.run()
         return burst.done.step_ends_ns

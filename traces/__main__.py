@@ -12,6 +12,8 @@ from traces.generator import RANGES, AgentOptions, write_trace
 from traces.progress import ProgressBar
 from traces.reader import open_trace
 
+USUAL_PAGE_TOKENS = 16
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return the exit code: 0, or 2 after one line on what input is wrong."""
@@ -53,10 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     facts.add_argument("path", help='a trace, plain, gzip or zstd; "-" is standard input')
     facts.add_argument(
-        "--page-size", type=int, metavar="TOKENS", help="default: the trace's block size"
+        "--page-size",
+        type=int,
+        metavar="TOKENS",
+        help=f"default: the trace's block size, {USUAL_PAGE_TOKENS} where it has none",
     )
     facts.add_argument("--pages", choices=("full", "partial"), default="full")
-    facts.add_argument("--block-size", type=int, default=512, metavar="TOKENS", help="default 512")
+    facts.add_argument(
+        "--block-size", type=int, metavar="TOKENS", help="default: the format's own or usual one"
+    )
     return parser
 
 
@@ -79,7 +86,9 @@ def _generate(options: argparse.Namespace) -> None:
 def _facts(options: argparse.Namespace) -> None:
     with ProgressBar("reading") as progress:
         trace = open_trace(options.path, block_tokens=options.block_size, progress=progress)
-        page_size = trace.block_tokens if options.page_size is None else options.page_size
+        page_size = options.page_size
+        if page_size is None:
+            page_size = trace.block_tokens if trace.block_tokens > 1 else USUAL_PAGE_TOKENS
         for _ in trace.requests(page_size, options.pages):
             pass
     facts = trace.facts

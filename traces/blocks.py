@@ -20,22 +20,27 @@ prompt, exactly, and from the first prompt on that fails
 The keys given until then are that very numbering, so it is the same as numbering from the start.
 
 **Ceiling** (`Request.ideal_pages`): the leading pages of a prompt that were pages of an earlier
-one. Known blocks are a leading run of the prompt. Only the last of them can be known in part: a
-block that another block ever followed was full.
+one, or of the named answer to one. Known blocks are a leading run of the prompt. Only the last of
+them can be known in part: a block that another block ever followed was full.
+
+**Answers.** `Row.output_ids` says which blocks the answer filled, the one included in which the
+prompt's last, partly filled block lies. So that one is cut as the start of the block it became, and
+prompt and answer are numbered as the one context that a later prompt repeats.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Literal
+from typing import Any
 
 from hicache.errors import InputError
-
-Pages = Literal["full", "partial"]
-# Runs of consecutive keys: (first key, count).
-Runs = list[tuple[int, int]]
+from traces.cut import Cut, Cutter, Pages, Runs, split_runs
+from traces.rows import Row
 
 NO_BLOCK = -1
+# Prompts of so many blocks are remembered, as long as they have no more than that together.
+LONG_PROMPT_BLOCKS = 64
+MOST_LATEST_BLOCKS = 1 << 20
 
 
 def pages_per_block(page_size_tokens: int, block_tokens: int) -> int:
@@ -45,15 +50,23 @@ def pages_per_block(page_size_tokens: int, block_tokens: int) -> int:
     if page_size_tokens < 1:
         raise InputError(f"page size is {page_size_tokens}: it must be at least 1 token")
     if block_tokens % page_size_tokens:
-        divisors = [d for d in range(1, block_tokens + 1) if block_tokens % d == 0]
-        below = [d for d in divisors if d < page_size_tokens][-1:]
-        above = [d for d in divisors if d > page_size_tokens][:1]
-        near = " and ".join(str(d) for d in below + above)
-        raise InputError(
-            f"page size {page_size_tokens} does not divide the trace's block size of "
-            f"{block_tokens} tokens; {near} would"
-        )
+        raise InputError(near_sizes(page_size_tokens, block_tokens))
     return block_tokens // page_size_tokens
+
+
+def near_sizes(page_size_tokens: int, block_tokens: int) -> str:
+    """What to say of a page size that neither divides the block size nor is a multiple of it."""
+    sizes = [size for size in range(1, block_tokens) if block_tokens % size == 0]
+    above = -(-page_size_tokens // block_tokens) * block_tokens
+    sizes += [block_tokens, above - block_tokens, above]
+    near = (
+        max(size for size in sizes if size < page_size_tokens),
+        min(size for size in sizes if size > page_size_tokens),
+    )
+    return (
+        f"page size {page_size_tokens} does not divide the trace's block size of {block_tokens} "
+        f"tokens and is no multiple of it; {near[0]} and {near[1]} would do"
+    )
 
 
 class BlockKeys:
@@ -85,6 +98,10 @@ class BlockKeys:
         self._key_after: dict[tuple[int, int], int] | None = None
         # Whether some id followed two different prefixes.
         self.unchained = False
+        # The latest long prompt that starts with an id: its ids and its runs. A conversation's next
+        # prompt begins with all of it, and then costs time by what is new in it.
+        self._latest: dict[int, tuple[list[int], Runs]] = {}
+        self._latest_ids = 0
 
     @property
     def unique_blocks(self) -> int:
@@ -97,25 +114,47 @@ class BlockKeys:
         Return its runs of block keys, how many leading blocks were known, and the key of the last
         of those (`NO_BLOCK` if there is none).
         """
+        if len(ids) < LONG_PROMPT_BLOCKS:
+            return self._number(ids, 0, [])
+        start, runs = self._latest.pop(ids[0], ([], []))
+        self._latest_ids -= len(start)
+        num_same = len(start) if ids[: len(start)] == start else 0
+        numbered = self._number(ids, num_same, runs if num_same else [])
+        self._latest[ids[0]] = ids, list(numbered[0])
+        self._latest_ids += len(ids)
+        while self._latest_ids > MOST_LATEST_BLOCKS:
+            self._latest_ids -= len(self._latest.pop(next(iter(self._latest)))[0])
+        return numbered
+
+    def _number(self, ids: list[int], num_same: int, runs: Runs) -> tuple[Runs, int, int]:
+        """`number`, where the first `num_same` ids are known to have the keys in `runs`."""
         if self._key_after is not None:
-            return self._number_by_prefix(ids)
+            return self._number_by_prefix(ids, num_same, runs)
+        new_ids = ids[num_same:] if num_same else ids
         if self._key_of is None:
-            numbered = self._extend(ids)
+            numbered = self._extend(new_ids, num_same, runs)
             if numbered is not None:
                 return numbered
             self._key_of = {key: key for key in range(self._starts[-1])}
-        numbered = self._extend(self._keys(ids))
+        numbered = self._extend(self._keys(new_ids), num_same, runs)
         if numbered is not None:
             return numbered
         self._chain()
-        return self._number_by_prefix(ids)
+        return self._number_by_prefix(ids, num_same, runs)
 
-    def _extend(self, keys: list[int]) -> tuple[Runs, int, int] | None:
-        """`number` for block keys. None, and nothing changed, if they are not in order."""
+    def _extend(self, keys: list[int], num_same: int, start: Runs) -> tuple[Runs, int, int] | None:
+        """`number` for block keys. None, and nothing changed, if they are not in order.
+
+        They follow `num_same` others, all known, whose runs are `start`.
+        """
         starts, instead_of = self._starts, self._instead_of
         end = starts[-1]
-        runs: Runs = []
+        runs: Runs = start[:-1]
         first = expected = limit = NO_BLOCK
+        if num_same:
+            first, count = start[-1]
+            expected = first + count
+            limit = starts[bisect_left(starts, expected)]
         # Where keys are in order the known ones come first, so that this is their number.
         known = bisect_left(keys, end)
         for key in keys if known == len(keys) else keys[:known]:
@@ -131,8 +170,9 @@ class BlockKeys:
         if expected > limit:
             return None
         new = len(keys) - known
+        known += num_same
         if new:
-            if keys[known:] != list(range(end, end + new)):
+            if keys[-new:] != list(range(end, end + new)):
                 return None
             if known and expected == end:
                 runs.append((first, expected - first + new))
@@ -151,10 +191,14 @@ class BlockKeys:
         """The keys of ids that are none; new ids get the next ones."""
         key_of = self._key_of
         assert key_of is not None
-        end = self._starts[-1]
-        new_ids = [each for each in ids if each not in key_of]
-        key_of.update(zip(new_ids, range(end, end + len(new_ids)), strict=True))
-        return list(map(key_of.__getitem__, ids))
+        keys: list[Any] = list(map(key_of.get, ids))
+        if None in keys:
+            first = keys.index(None)
+            end = self._starts[-1]
+            new_ids = [each for each in ids[first:] if each not in key_of]
+            key_of.update(zip(new_ids, range(end, end + len(new_ids)), strict=True))
+            keys[first:] = map(key_of.__getitem__, ids[first:])
+        return keys
 
     def _chain(self) -> None:
         """From now on, number blocks by their prefix; blocks so far keep their keys."""
@@ -171,14 +215,20 @@ class BlockKeys:
         self._key_of, self._instead_of, self._stretch_at = None, [], {}
         self._starts = [end]
 
-    def _number_by_prefix(self, ids: list[int]) -> tuple[Runs, int, int]:
+    def _number_by_prefix(
+        self, ids: list[int], num_same: int, start: Runs
+    ) -> tuple[Runs, int, int]:
         key_after = self._key_after
         assert key_after is not None
         end = self._starts[-1]
-        runs: Runs = []
+        runs: Runs = start[:-1]
         first = expected = last = NO_BLOCK
-        known = 0
-        for each in ids:
+        known = num_same
+        if num_same:
+            first, count = start[-1]
+            expected = first + count
+            last = expected - 1
+        for each in ids[num_same:] if num_same else ids:
             key = key_after.get((last, each))
             if key is None:
                 break
@@ -203,7 +253,21 @@ class BlockKeys:
         return runs, known, last
 
 
-class PageCutter:
+def context_of(row: Row, block_tokens: int) -> tuple[list[int], int]:
+    """Ids of the blocks of prompt and named answer, and the tokens in them that get KV.
+
+    Without a named answer, the prompt's ids and its tokens.
+    """
+    tokens = row.input_length
+    full = tokens // block_tokens
+    if not row.output_ids or full > len(row.hash_ids):
+        return row.hash_ids, tokens
+    context_tokens = tokens + max(row.output_length, 1) - 1
+    ids = row.hash_ids[:full] + row.output_ids
+    return ids[: -(-context_tokens // block_tokens)], context_tokens
+
+
+class PageCutter(Cutter):
     """Cuts prompts of blocks into pages of one size, by one rule for a partly filled last page.
 
     "full": floor(tokens / page size) pages. "partial": the partly filled page too, under its own
@@ -211,20 +275,53 @@ class PageCutter:
     """
 
     def __init__(self, block_tokens: int, page_size_tokens: int, pages: Pages) -> None:
-        if pages not in ("full", "partial"):
-            raise InputError(f"pages is {pages!r}: it must be 'full' or 'partial'")
+        super().__init__(page_size_tokens, pages)
         self.keys = BlockKeys()
+        self._block_tokens = block_tokens
         self._per_block = pages_per_block(page_size_tokens, block_tokens)
         self._page_size_tokens = page_size_tokens
-        self._round_up_tokens = page_size_tokens - 1 if pages == "partial" else 0
+        self._round_up_tokens = page_size_tokens - 1 if self._partial else 0
+        # Known leading blocks of the latest prompt.
+        self._known = 0
         # Pages known of the blocks that are known in part, by the block's key.
         self._short: dict[int, int] = {}
+
+    @property
+    def unchained(self) -> bool:
+        """Whether some id followed two different prefixes."""
+        return self.keys.unchained
+
+    @property
+    def unique_blocks(self) -> int:
+        """Distinct blocks so far."""
+        return self.keys.unique_blocks
+
+    def cut_row(self, row: Row) -> Cut:
+        """Take the next row; see `Cutter`."""
+        tokens, ids = row.input_length, row.hash_ids
+        num_blocks = len(ids)
+        self.blocks += num_blocks
+        if row.output_ids is None or self._partial:
+            if num_blocks * self._block_tokens < tokens:
+                self.rows_without_tail += 1
+            runs, num_pages, ideal = self.cut(tokens, ids)
+            self.ideal_blocks += self._known
+            return runs, num_pages, ideal, None
+        context, context_tokens = context_of(row, self._block_tokens)
+        if max(num_blocks, len(context)) * self._block_tokens < tokens:
+            self.rows_without_tail += 1
+        runs, num_pages, ideal = self.cut(context_tokens, context)
+        self.ideal_blocks += min(self._known, num_blocks)
+        num_pages = min(num_pages, tokens // self._page_size_tokens)
+        prompt_runs, output_runs = split_runs(runs, num_pages)
+        return prompt_runs, num_pages, min(ideal, num_pages), output_runs
 
     def cut(
         self, prompt_tokens: int, ids: list[int]
     ) -> tuple[tuple[tuple[int, int], ...], int, int]:
         """Take the next prompt. Return its runs of page keys, pages, and known leading pages."""
         runs, known, last_known = self.keys.number(ids)
+        self._known = known
         per_block, short = self._per_block, self._short
         num_blocks = len(ids)
         num_pages = (prompt_tokens + self._round_up_tokens) // self._page_size_tokens

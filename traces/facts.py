@@ -9,27 +9,33 @@ from dataclasses import dataclass, field
 class TraceFacts:
     """Filled while a trace is read, piece by piece; complete once `complete` is True.
 
-    Counts cover the requests read so far. `blocks` and `unique_blocks` are blocks of the trace's
-    own block size, one for each id of the file; the pages are those of the page size and page rule
+    Counts cover the requests read so far. `blocks`, `unique_blocks` and `ideal_blocks` are the
+    trace's own: one for each id of a prompt, told apart by all ids before it, whatever number of
+    tokens it stands for; for token ids, pages. The pages are those of the page size and page rule
     that was asked for.
     """
 
     requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    # Requests whose answer the trace names.
+    answers: int = 0
     longest_prompt_tokens: int = 0
     blocks: int = 0
     unique_blocks: int = 0
     prompt_pages: int = 0
-    # The ceiling: pages, and tokens on them, that an infinite cache holding all earlier prompts
-    # would hit.
+    # The ceiling: leading blocks and pages of prompts, and tokens on those pages, that an infinite
+    # cache holding all earlier prompts and their named answers would hit.
+    ideal_blocks: int = 0
     ideal_pages: int = 0
     ideal_tokens: int = 0
-    # Requests whose partly filled last block has no id of its own, so that its tokens can never
-    # hit.
+    # Requests whose ids do not reach the prompt's end (often the partly filled last block has
+    # none), so that the tokens behind them can never hit.
     requests_without_tail_id: int = 0
     first_timestamp_ms: float = 0
     last_timestamp_ms: float = 0
+    # Malformed rows that were left out.
+    bad_rows: int = 0
     # SHA-256 of the trace's text (after decompression), hexadecimal; empty until the pass is
     # complete.
     sha256: str = ""

@@ -1,29 +1,30 @@
-"""Seeded traffic of multi-turn agents that share system prompts, in Mooncake's trace format.
+"""Seeded traffic of multi-turn agents that share system prompts.
 
     session   [system prompt, shared by rank][task]  -> answer
               [......... all of the above .........][answer][tool output]  -> answer
               [...................... all of that ......................][answer][user message] ...
 
-It promises the same bytes for the same options and seed, on every machine, and a file whose ids are
-numbered and prefix-chained as Mooncake's are. It models no server: how long an answer takes is an
-option, not an outcome.
+It promises the same rows for the same options and seed, on every machine. It models no server: how
+long an answer takes is an option, not an outcome. A row has the time that follows from that, and
+names the row it waits for, so that a replay can close the loop.
 """
 
 from __future__ import annotations
 
-import gzip
-import math
 import os
-import random
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 from hicache.errors import InputError
-
-LARGEST_SEED = (1 << 63) - 1
+from traces.draws import Draws
+from traces.made import MadeRows
+from traces.options import LARGEST_SEED, check_options
+from traces.outfile import write_lines
+from traces.rows import Layout, Row, RowStream
+from traces.writers import MooncakeWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +72,13 @@ class AgentOptions:
     first_token_ms: float = 500.0
     output_token_ms: float = 20.0
 
+    # Of the blocks in a file that has such; rows have pieces of any length.
     block_tokens: int = 512
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            number = isinstance(value, int if each.type == "int" else int | float)
-            if isinstance(value, bool) or not number or not math.isfinite(value):
-                raise InputError(f"{each.name} is {value!r}: it must be {_KINDS[str(each.type)]}")
-            least, most = RANGES[each.name]
-            if not least <= value <= most:
-                raise InputError(f"{each.name} is {value}: it must lie between {least} and {most}")
+        check_options(self, RANGES)
 
 
-_KINDS = {"int": "a whole number", "float": "a number"}
 # The least and the most that each option may be.
 RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, LARGEST_SEED),
@@ -123,26 +117,8 @@ class Turn(NamedTuple):
     turn: int
     prompt_tokens: int
     output_tokens: int
-
-
-class _Draws:
-    """Random numbers from `Random.random` alone, whose sequence Python guarantees."""
-
-    def __init__(self, seed: int) -> None:
-        self.uniform = random.Random(seed).random
-
-    def exponential(self, mean: float) -> float:
-        return -math.log(1.0 - self.uniform()) * mean
-
-    def lognormal(self, median: float, sigma: float) -> float:
-        radius = math.sqrt(-2.0 * math.log(1.0 - self.uniform()))
-        return median * math.exp(sigma * radius * math.cos(2.0 * math.pi * self.uniform()))
-
-    def tokens(self, median: float, sigma: float) -> int:
-        return max(1, round(self.lognormal(median, sigma)))
-
-    def happens(self, probability: float) -> bool:
-        return self.uniform() < probability
+    # The pause since the answer before.
+    delay_ms: int
 
 
 class AgentTraffic:
@@ -150,7 +126,7 @@ class AgentTraffic:
 
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
-        draws = _Draws(options.seed)
+        draws = Draws(options.seed)
         self.system_prompt_tokens = [
             draws.tokens(options.system_prompt_median_tokens, options.system_prompt_sigma)
             for _ in range(options.system_prompts)
@@ -174,21 +150,22 @@ class AgentTraffic:
         self.turns.sort()
 
     def _session(
-        self, draws: _Draws, session: int, start_ms: float, end_ms: float
+        self, draws: Draws, session: int, start_ms: float, end_ms: float
     ) -> Iterator[Turn]:
         """The turns of one session that fit into the longest prompt and before the end."""
         options = self.options
         prompt_tokens = self.system_prompt_tokens[self.system_prompt_of[session]]
         prompt_tokens += draws.tokens(options.task_median_tokens, options.task_sigma)
         now_ms = start_ms
-        turn = 0
+        turn = delay_ms = 0
         while now_ms < end_ms and prompt_tokens <= options.longest_prompt_tokens:
             output_tokens = draws.tokens(options.output_median_tokens, options.output_sigma)
-            yield Turn(round(now_ms), session, turn, prompt_tokens, output_tokens)
+            yield Turn(round(now_ms), session, turn, prompt_tokens, output_tokens, delay_ms)
             if draws.happens(1 / options.turns_mean):
                 break
             now_ms += options.first_token_ms + output_tokens * options.output_token_ms
             prompt_tokens += output_tokens
+            ended_ms = now_ms
             if draws.happens(options.person_fraction):
                 now_ms += 1000 * draws.lognormal(options.person_median_s, options.person_sigma)
                 prompt_tokens += draws.tokens(options.message_median_tokens, options.message_sigma)
@@ -197,69 +174,71 @@ class AgentTraffic:
                 prompt_tokens += draws.tokens(
                     options.tool_output_median_tokens, options.tool_output_sigma
                 )
+            delay_ms = round(now_ms - ended_ms)
             turn += 1
 
-    def lines(self) -> Iterator[bytes]:
-        """The trace, line by line.
-
-        Blocks are numbered in the order in which they first appear. A full block that lies within
-        the system prompt is shared by its sessions; the others belong to one session. A partly
-        filled last block gets an id of its own, never seen again: the next turn's block there holds
-        more.
-        """
-        block_tokens = self.options.block_tokens
-        system_ids: dict[int, list[int]] = {}
-        session_ids: dict[int, list[int]] = {}
-        next_id = 0
-        for arrival_ms, session, _, prompt_tokens, output_tokens in self.turns:
-            ids = session_ids.get(session)
-            if ids is None:
+    def rows(self) -> Iterator[Row]:
+        """The requests, in pieces: system prompts, then questions and answers by row number."""
+        said: dict[int, tuple[int, list[int], list[int]]] = {}
+        num_prompts = len(self.system_prompt_tokens)
+        for number, turn in enumerate(self.turns):
+            session = turn.session
+            if turn.turn:
+                after, ids, lengths = said[session]
+            else:
                 rank = self.system_prompt_of[session]
-                shared = system_ids.get(rank)
-                if shared is None:
-                    end_id = next_id + self.system_prompt_tokens[rank] // block_tokens
-                    shared = system_ids[rank] = list(range(next_id, end_id))
-                    next_id = end_id
-                ids = session_ids[session] = shared.copy()
-            end_id = next_id + prompt_tokens // block_tokens - len(ids)
-            ids += range(next_id, end_id)
-            next_id = end_id
-            named = ids
-            if prompt_tokens % block_tokens:
-                named = [*ids, next_id]
-                next_id += 1
-            yield (
-                f'{{"timestamp": {arrival_ms}, "input_length": {prompt_tokens}, '
-                f'"output_length": {output_tokens}, "hash_ids": {named}}}\n'
-            ).encode()
+                after, ids, lengths = -1, [rank], [self.system_prompt_tokens[rank]]
+            question = num_prompts + 2 * number
+            ids = [*ids, question]
+            lengths = [*lengths, turn.prompt_tokens - sum(lengths)]
+            said[session] = (
+                number, [*ids, question + 1], [*lengths, turn.output_tokens]
+            )  # fmt: skip
+            yield Row(
+                turn.prompt_tokens,
+                turn.output_tokens,
+                turn.arrival_ms,
+                ids,
+                lengths,
+                [question + 1],
+                [turn.output_tokens],
+                session=str(session),
+                after=after,
+                delay=turn.delay_ms,
+            )
+
+    def stream(self) -> RowStream:
+        """The rows as a stream."""
+        hints = {"workload": "agents", "loop": "closed", "seed": self.options.seed}
+        return MadeRows(Layout(0), self.rows, hints)
+
+    def lines(self) -> Iterator[bytes]:
+        """The trace in Mooncake's format, line by line, without what only some readers know."""
+        writer = MooncakeWriter(self.options.block_tokens, sessions="left out")
+        return writer.lines(self.stream())
+
+
+def generate_agents(options: AgentOptions) -> RowStream:
+    """The trace. `InputError` where the options give no request."""
+    return _traffic(options).stream()
 
 
 def write_trace(options: AgentOptions, path: str | os.PathLike[str]) -> int:
-    """Write a trace to `path`, compressed if that ends in ".gz". Return the number of requests.
+    """Write a trace in Mooncake's format to `path`. Return the number of requests.
 
-    The file appears complete or not at all. Its gzip header holds no name and no time, so that the
-    same options give the same bytes (with the same version of zlib; the text is the same with any).
-    `InputError` where the options give no request or the file cannot be written.
+    It is compressed as the path's ending says and appears complete or not at all. `InputError`
+    where the options give no request or the file cannot be written.
     """
+    traffic = _traffic(options)
+    write_lines(traffic.lines(), path)
+    return len(traffic.turns)
+
+
+def _traffic(options: AgentOptions) -> AgentTraffic:
     traffic = AgentTraffic(options)
     if not traffic.turns:
         raise InputError(
             f"hours {options.hours} at sessions_per_hour {options.sessions_per_hour} gives no "
             f"request with seed {options.seed}: make either larger"
         )
-    target = os.fspath(path)
-    unfinished = f"{target}.{os.getpid()}.part"
-    try:
-        with open(unfinished, "wb") as file:
-            if target.endswith(".gz"):
-                with gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
-                    packed.writelines(traffic.lines())
-            else:
-                file.writelines(traffic.lines())
-        os.replace(unfinished, target)
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
-    return len(traffic.turns)
+    return traffic

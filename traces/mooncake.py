@@ -4,35 +4,103 @@
 
 `timestamp` is in milliseconds, never falls, and may have decimals. `hash_ids` has one id for each
 block, the partly filled last one included; a file may leave that one out, and then its tokens never
-hit. Other keys are ignored and blank lines skipped. Everything else is refused: an error names
-file, line, field and reason. Nothing is repaired or guessed.
+hit. Ids are whole numbers of up to 64 bits; those of more than 60 are numbered anew (rows hold 62).
+`session_id` groups rows; other keys are ignored and blank lines skipped. Everything else is
+refused: an error names file, line, field and reason. Nothing is repaired or guessed.
+
+A file whose first 64 KiB hold a row with `delay` and no `timestamp` is of the delta form, which
+`traces.mooncake_delta` reads. In all others each row holds a whole prompt, also where rows have a
+`session_id`, and needs its `timestamp`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any
 
 import msgspec
 
-from hicache.errors import InputError
-from hicache.requests import Request
-from traces.blocks import PageCutter
-from traces.facts import TraceFacts
+from traces.jsonlines import decode_lines
+from traces.mooncake_rules import (
+    LARGEST_HASH,
+    LATEST_MS,
+    HashId,
+    ids_against_length,
+    ids_fit,
+    too_large_id,
+    wrong_time,
+)
+from traces.rows import (
+    LISTED_BAD_ROWS,
+    BadRows,
+    Batch,
+    Layout,
+    PromptTokens,
+    ReadOptions,
+    Row,
+    RowStream,
+    Tokens,
+)
 from traces.source import Source
-from traces.stream import Batch, BlockRow, ReadPlan, requests_of
 
-# Times further from zero than this (30,000 years) are in another unit.
-LATEST_MS = 10**15
+USUAL_BLOCK_TOKENS = 512
+# Ids from here on (hashes, not numbers) are numbered in order of appearance.
+FIRST_RENUMBERED = 1 << 60
 
-_DECODER = msgspec.json.Decoder(BlockRow)
-_FIELDS = BlockRow.__struct_fields__
-_PLACE_IN_ROW = re.compile(r"(?P<reason>.*?) - at `\$\.?(?P<field>.*)`", re.DOTALL)
-_MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>\w+)`")
-_PLACE_IN_LINE = re.compile(r"(?P<reason>.*) \(byte (?P<byte>\d+)\)")
-_KEY = re.compile(rb'"(\w+)"\s*:')
+
+class MooncakeLine(msgspec.Struct, gc=False):
+    """One line whose prompt is whole."""
+
+    timestamp: int | float
+    input_length: PromptTokens
+    output_length: Tokens
+    hash_ids: list[HashId]
+    session_id: str | int = ""
+
+
+_DECODER = msgspec.json.Decoder(MooncakeLine)
+_FIELDS = (b'"timestamp"', b'"input_length"', b'"output_length"', b'"hash_ids"')
+_SOUND = re.compile(rb'"hash_ids"\s*:\s*\[')
+_BY_KIND = re.compile(rb'"hash_ids"\s*:\s*\{')  # RAGPulse
+# Keys by which formats that have some of Mooncake's, too, are told from it.
+_OF_OTHERS = (
+    b'"hicache_trace"',  # HiCache Lab
+    b'"chat_id"',  # Qwen Bailian
+    b'"parent_chat_id"',
+    b'"sys_prompt"',  # RAGPulse
+    b'"passages_ids"',
+    b'"user_input"',
+    b'"chunk_hashes"',  # LMCache
+    b'"seq_len"',
+    b'"input_ids"',  # HiSim, SGLang
+    b'"final_prefix_cache_len"',
+    b'"input_tok_ids"',  # LLMServingSim
+    b'"input_toks"',
+    b'"sub_requests"',
+    b'"prompt"',
+    b'"event"',  # SGLang
+    b'"messages"',  # OpenAI
+    b'"conversations"',  # ShareGPT
+    b'"qa_pairs"',  # LooGLE, LongBench
+    b'"context"',
+    b'"contexts"',
+    b'"queries"',
+    b'"requests"',  # kv-cache-tester
+    b'"tool_tokens"',
+    b'"system_tokens"',
+    b'"hash_id_scope"',
+)
+
+
+class _HeadLine(msgspec.Struct, gc=False):
+    """What tells the delta form."""
+
+    timestamp: Any = None
+    delay: Any = None
+
+
+_HEAD_DECODER = msgspec.json.Decoder(_HeadLine)
 
 
 class MooncakeReader:
@@ -42,131 +110,120 @@ class MooncakeReader:
     describes = "Mooncake JSON lines (timestamp, input_length, output_length, hash_ids)"
 
     def recognises(self, head: bytes) -> bool:
-        """Whether the first line that is not blank looks like this format, sound or not."""
-        line = head.lstrip().split(b"\n", 1)[0]
-        return line.startswith(b"{") and any(f'"{field}"'.encode() in line for field in _FIELDS)
+        """Whether the first line that is not blank looks like this format, sound or not.
 
-    def requests(self, source: Source, plan: ReadPlan, facts: TraceFacts) -> Iterator[Request]:
-        """Yield the requests of `source` in file order, filling `facts` on the way.
-
-        A page size that does not fit is an `InputError` at once; a malformed line is one when the
-        iteration reaches its piece of the file. The requests before that piece have been given out.
+        A damaged one counts only where the lines behind it are not of another format, either.
         """
-        cutter = PageCutter(plan.block_tokens, plan.page_size_tokens, plan.pages)
-        return _read(source, plan, facts, cutter)
+        lines = head.lstrip().split(b"\n", 3)
+        line = lines[0]
+        if not line.startswith(b"{") or sum(field in line for field in _FIELDS) < 2:
+            return False
+        looked_at = line if _SOUND.search(line) else b"\n".join(lines[:3])
+        return not any(key in looked_at for key in _OF_OTHERS) and not _BY_KIND.search(looked_at)
+
+    def open(self, source: Source, options: ReadOptions, bad: BadRows) -> RowStream:
+        """One pass over `source`; its head tells whether it is of the delta form."""
+        block_tokens = options.block_tokens or USUAL_BLOCK_TOKENS
+        if is_delta(source.head()):
+            from traces.mooncake_delta import DeltaStream
+
+            return DeltaStream(source, block_tokens, bad)
+        return _PlainStream(source, block_tokens, bad)
 
 
-def _read(
-    source: Source, plan: ReadPlan, facts: TraceFacts, cutter: PageCutter
-) -> Iterator[Request]:
-    digest = hashlib.sha256()
-    batches = _batches(source, plan.block_tokens, digest)
-    yield from requests_of(batches, plan, facts, cutter)
-    if not facts.requests:
-        raise InputError(f"{source.name}: the trace is empty: not one request in it")
-    facts.sha256 = digest.hexdigest()
-    facts.complete = True
-
-
-def _batches(source: Source, block_tokens: int, digest: hashlib._Hash) -> Iterator[Batch]:
-    last_ms: int | float = -LATEST_MS
-    for first_line, piece in source.pieces(digest):
-        batch = _decode(source.name, first_line, piece)
-        if batch.rows:
-            _check(source.name, batch, block_tokens, last_ms)
-            last_ms = batch.rows[-1].timestamp
-            yield batch
-
-
-def _decode(name: str, first_line: int, piece: bytes) -> Batch:
-    """Decode a piece of whole lines at once; one by one where that fails or lines are blank."""
-    # `decode_lines` takes an object that spans lines, and two on one line. Neither is there if each
-    # line starts with a brace and ends with one (no object goes on behind "}\n{"), and has one row.
-    num_lines = piece.count(b"\n") + (not piece.endswith(b"\n"))
-    if piece.startswith(b"{") and piece.count(b"}\n{") == num_lines - 1:
-        try:
-            rows = _DECODER.decode_lines(piece)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            rows = []
-        if len(rows) == num_lines:
-            return Batch(rows, range(first_line, first_line + num_lines))
-    rows, lines = [], []
-    for number, line in enumerate(piece.split(b"\n"), first_line):
-        if line and not line.isspace():
+def is_delta(head: bytes) -> bool:
+    """Whether a whole line of `head` has a delay and no timestamp."""
+    if b'"delay"' not in head:
+        return False
+    for line in head.split(b"\n"):
+        if b'"delay"' in line:
             try:
-                rows.append(_DECODER.decode(line))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                _refuse_line(f"{name}, line {number}", line, error)
-            lines.append(number)
-    return Batch(rows, lines)
+                fields = _HEAD_DECODER.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+            if fields.timestamp is None and fields.delay is not None:
+                return True
+    return False
 
 
-def _check(name: str, batch: Batch, block_tokens: int, last_ms: int | float) -> None:
-    """What the decoder cannot see: times that fall, and ids that do not match the length."""
-    for index, row in enumerate(batch.rows):
-        timestamp = row.timestamp
-        if not last_ms <= timestamp <= LATEST_MS:
-            where = f"{name}, line {batch.lines[index]}, timestamp"
-            if abs(timestamp) > LATEST_MS:
-                raise InputError(f"{where}: {timestamp} is no time in milliseconds")
-            raise InputError(
-                f"{where}: {timestamp} is earlier than {last_ms} of the request before; "
-                "requests must be in the order of their arrival"
-            )
-        last_ms = timestamp
-        tokens, num_ids = row.input_length, len(row.hash_ids)
+class _PlainStream:
+    def __init__(self, source: Source, block_tokens: int, bad: BadRows) -> None:
+        self.layout = Layout(block_tokens)
+        self._block_tokens = block_tokens
+        self.notes: list[str] = []
+        self._source = source
+        self._bad = bad
+        # By id, for those that are renumbered.
+        self._number_of: dict[int, int] = {}
+
+    def batches(self) -> Iterator[Batch]:
+        """The rows in file order. `InputError` for a bad one."""
+        self._number_of = {}
+        last_ms: int | float = -LATEST_MS
+        for first_line, piece in self._source.pieces():
+            read, at_lines = decode_lines(_DECODER, first_line, piece, self._bad)
+            rows, lines = [], []
+            for each, line in zip(read, at_lines, strict=True):
+                trouble = self._trouble(each, last_ms, read)
+                if trouble is None:
+                    last_ms = each.timestamp
+                    rows.append(
+                        Row(
+                            each.input_length,
+                            each.output_length,
+                            last_ms,
+                            each.hash_ids,
+                            None,
+                            None,
+                            None,
+                            str(each.session_id),
+                        )
+                    )
+                    lines.append(line)
+                else:
+                    self._bad.refuse(line, *trouble)
+            if rows:
+                yield Batch(rows, lines)
+
+    def _trouble(
+        self, row: MooncakeLine, last_ms: float, batch: list[MooncakeLine]
+    ) -> tuple[str, str] | None:
+        """Field and reason of what the decoder cannot see: a time that falls, ids that do not fit.
+
+        `batch` is what was read with the row.
+        """
+        tokens, ids, block_tokens = row.input_length, row.hash_ids, self._block_tokens
+        num_ids = len(ids)
+        if not last_ms <= row.timestamp <= LATEST_MS:
+            return "timestamp", wrong_time(row.timestamp, last_ms)
         if num_ids != (tokens - 1) // block_tokens + 1 and num_ids != tokens // block_tokens:
-            _refuse_ids(f"{name}, line {batch.lines[index]}, hash_ids", row, batch, block_tokens)
+            return "hash_ids", self._other_ids(row, batch)
+        if num_ids and max(ids) >= FIRST_RENUMBERED:
+            if max(ids) > LARGEST_HASH:
+                return too_large_id(ids)
+            row.hash_ids = self._renumbered(ids)
+        return None
 
+    def _renumbered(self, ids: list[int]) -> list[int]:
+        """The ids, the largest of which have other numbers: rows hold 62 bits."""
+        number_of = self._number_of
+        return [
+            each
+            if each < FIRST_RENUMBERED
+            else number_of.setdefault(each, FIRST_RENUMBERED + len(number_of))
+            for each in ids
+        ]
 
-def _refuse_ids(where: str, row: BlockRow, batch: Batch, block_tokens: int) -> NoReturn:
-    tokens, num_ids = row.input_length, len(row.hash_ids)
-    expected = (tokens - 1) // block_tokens + 1
-    reason = (
-        f"{num_ids} ids do not match input_length {tokens}, "
-        f"which is {expected} block{'s' * (expected != 1)} of {block_tokens} tokens"
-    )
-    for other in (1 << power for power in range(17)):
-        if _fits(row, other):
-            alike = sum(_fits(each, other) for each in batch.rows)
-            raise InputError(
-                f"{where}: {reason}; perhaps the trace has another block size: "
-                f"--block-size {other} fits this line and {alike} of the {len(batch.rows)} "
-                "read with it"
-            )
-    raise InputError(f"{where}: {reason}; no block size that is a power of two fits this line")
-
-
-def _fits(row: BlockRow, block_tokens: int) -> bool:
-    return len(row.hash_ids) in (
-        (row.input_length - 1) // block_tokens + 1,
-        row.input_length // block_tokens,
-    )
-
-
-def _refuse_line(where: str, line: bytes, error: Exception) -> NoReturn:
-    """Say what is wrong with a line that does not decode: the field, if it can be told, and why."""
-    message = str(error)
-    if missing := _MISSING_FIELD.search(message):
-        raise InputError(f"{where}, {missing['field']}: is missing") from None
-    if place := _PLACE_IN_ROW.fullmatch(message):
-        raise InputError(f"{where}, {place['field']}: {_plain(place['reason'])}") from None
-    if isinstance(error, msgspec.ValidationError):
-        raise InputError(f"{where}: {_plain(message)}") from None
-    if isinstance(error, UnicodeDecodeError):
-        raise InputError(
-            f"{where}: is no UTF-8 text: {error.reason} at byte {error.start}"
-        ) from None
-    found = _PLACE_IN_LINE.fullmatch(message)
-    end = int(found["byte"]) if found else len(line)
-    keys = [key for key in _KEY.finditer(line) if key.end() <= end]
-    field = f", {keys[-1][1].decode()}" if keys else ""
-    if "truncated" in message:
-        raise InputError(f"{where}{field}: the JSON is cut off: the line ends inside it") from None
-    reason = found["reason"].removeprefix("JSON is malformed: ") if found else message
-    raise InputError(f"{where}{field}: is no JSON: {reason} at byte {end} of the line") from None
-
-
-def _plain(reason: str) -> str:
-    """msgspec's "Expected `int`, got `str`" without its marks."""
-    return reason.replace("`", "").replace("Expected", "expected").replace("Object", "the object")
+    def _other_ids(self, row: MooncakeLine, batch: list[MooncakeLine]) -> str:
+        """What to say of ids that do not match the length; the block size may be another."""
+        reason = ids_against_length(len(row.hash_ids), row.input_length, self._block_tokens)
+        if len(self._bad.listed) == LISTED_BAD_ROWS:
+            return reason  # nobody will read more
+        for other in (1 << power for power in range(17)):
+            if ids_fit(len(row.hash_ids), row.input_length, other):
+                alike = sum(ids_fit(len(each.hash_ids), each.input_length, other) for each in batch)
+                return (
+                    f"{reason}; perhaps the trace has another block size: --block-size {other} "
+                    f"fits this line and {alike} of the {len(batch)} read with it"
+                )
+        return f"{reason}; no block size that is a power of two fits this line"

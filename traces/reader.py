@@ -1,27 +1,33 @@
 """The way in: `open_trace` tells a trace's format from its content and streams its requests.
 
-A format is a `TraceReader` in `READERS`; nothing else knows which formats there are. A trace
-is streamed: never held as a whole.
+A format is a `TraceReader` that `FORMATS` names; nothing else knows which formats there are. A
+reader's module is imported when its turn to look at a file comes, so that reading one format does
+not load the others. A trace is streamed: never held as a whole.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import os
 import re
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol, runtime_checkable
 
 from hicache.errors import InputError
 from hicache.requests import Request
-from traces.blocks import Pages
+from traces.cut import Pages, cutter_for
 from traces.facts import TraceFacts
-from traces.mooncake import MooncakeReader
+from traces.made import hints_of
+from traces.rows import BadRows, Layout, ReadOptions, RowStream
 from traces.source import Progress, Source
-from traces.stream import ReadPlan, check_speed
+from traces.stream import RequestStream, check_speed
+
+OnError = Literal["stop", "skip"]
 
 
 class TraceReader(Protocol):
-    """One format. Readers have no state: what a pass learns is in its `facts`."""
+    """One format. Readers have no state: what a pass learns is in its stream."""
 
     @property
     def name(self) -> str:
@@ -34,99 +40,238 @@ class TraceReader(Protocol):
         ...
 
     def recognises(self, head: bytes) -> bool:
-        """Whether text that starts with `head` is meant as this format, sound or not."""
+        """Whether text that starts with `head` is meant as this format, sound or not.
+
+        `head` is at most 64 KiB of the text, after decompression. No reader claims what another
+        one's files look like.
+        """
         ...
 
-    def requests(self, source: Source, plan: ReadPlan, facts: TraceFacts) -> Iterator[Request]:
-        """Yield the requests in file order and fill `facts`; `InputError` for what is malformed.
+    def open(self, source: Source, options: ReadOptions, bad: BadRows) -> RowStream:
+        """One pass over `source`. Reads no more than its head yet.
 
-        A plan that does not suit the format is refused at the call, before anything is read.
+        `InputError` for options that do not suit the format.
         """
         ...
 
 
-# In the order in which they are asked.
-READERS: tuple[TraceReader, ...] = (MooncakeReader(),)
+@runtime_checkable
+class FolderReader(Protocol):
+    """A reader of a format whose traces may be folders of several files."""
+
+    def open_folder(self, sources: list[Source], options: ReadOptions, bad: BadRows) -> RowStream:
+        """One pass over a folder's files, which come in the order of their names."""
+        ...
+
+
+# Module and class of each reader, in the order in which they are asked: what is most common first.
+# No file is recognised by two of them, so that the order decides nothing else.
+FORMATS: tuple[tuple[str, str], ...] = (
+    ("traces.mooncake", "MooncakeReader"),
+    ("traces.native", "NativeReader"),
+    ("traces.ragpulse", "RAGPulseReader"),
+    ("traces.weka", "WekaReader"),
+    ("traces.bailian", "BailianReader"),
+    ("traces.lmcache", "LMCacheReader"),
+    ("traces.lengths_csv", "AzureReader"),
+    ("traces.lengths_csv", "BurstGPTReader"),
+    ("traces.hisim", "HiSimReader"),
+    ("traces.sglang_dump", "SGLangDumpReader"),
+    ("traces.sglang_dump", "SGLangLogReader"),
+    ("traces.token_ids", "TokenIdsReader"),
+    ("traces.sharegpt", "ShareGPTReader"),
+    ("traces.openai_log", "OpenAILogReader"),
+    ("traces.loogle", "LooGLEReader"),
+)
+
+
+def readers() -> Iterator[TraceReader]:
+    """A reader of each format, in the order of `FORMATS`; each is imported when it is asked for."""
+    for module, name in FORMATS:
+        yield getattr(importlib.import_module(module), name)()
+
+
+_ENDINGS = re.compile(r"(\.jsonl?|\.csv|\.log|\.txt)?(\.gz|\.zst|\.zstd)?$")
+_IN_FOLDER = re.compile(r"[^.].*\.(jsonl?|csv|log|pkl|gz|zst|zstd)")
 
 
 class Trace:
-    """One trace, whose requests can be streamed; from a pipe, once.
+    """One trace, whose rows and requests can be streamed; from a pipe, once.
 
-    `name` is the file's name without folder and endings. `facts` is what the latest pass found: it
-    fills while that pass runs.
+    `name` is the file's name without folder and endings. `facts` is what the latest pass over the
+    requests found, and `bad` what the latest pass left out: they fill while that pass runs.
     """
 
     def __init__(
-        self, source: Source, reader: TraceReader, block_tokens: int, speed: float
+        self,
+        path: str,
+        reader: TraceReader,
+        sources: list[Source],
+        open_stream: Callable[[BadRows], RowStream],
+        *,
+        speed: float,
+        on_error: OnError,
     ) -> None:
-        self.name = _short_name(source.path)
-        self.path = source.path
+        self.name = _short_name(path)
+        self.path = path
         self.format = reader.name
-        self.block_tokens = block_tokens
         self.speed = speed
+        self.on_error = on_error
         self.facts = TraceFacts()
-        self._source = source
-        self._reader = reader
+        self._sources = sources
+        self._open_stream = open_stream
+        # What messages call it.
+        self.shown = "standard input" if path == "-" else path
+        self.bad = BadRows(self.shown, skip=on_error == "skip")
+        stream = open_stream(self.bad)
+        self.layout: Layout = stream.layout
+        self.hints = hints_of(stream)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block; 1: ids are token ids; 0: pieces of any length, or no ids."""
+        return self.layout.block_tokens
+
+    @property
+    def rereadable(self) -> bool:
+        """Whether more than one pass is possible; a pipe allows one."""
+        return all(source.rereadable for source in self._sources)
+
+    def stream(self) -> RowStream:
+        """A new pass over the rows as the trace states them, for what does not need pages."""
+        self.bad = BadRows(self.shown, skip=self.on_error == "skip")
+        for source in self._sources:
+            source.bad = self.bad
+        return self._open_stream(self.bad)
 
     def requests(self, page_size_tokens: int, pages: Pages = "full") -> Iterator[Request]:
         """Yield every request in file order, cut into pages of `page_size_tokens`.
 
         `pages` "full" has floor(prompt / page size) pages a prompt; "partial" also its last, partly
-        filled one. `arrival_ns` counts from the first request and is divided by the trace's speed.
-        A page size that does not suit is an `InputError` at the call, a malformed line while
-        iterating.
+        filled one. Times are divided by the trace's speed. A page size that does not suit is an
+        `InputError` at the call, a malformed row while iterating.
         """
-        plan = ReadPlan(page_size_tokens, pages, self.block_tokens, self.speed)
+        cutter = cutter_for(self.layout, page_size_tokens, pages)
         facts = TraceFacts()
-        requests = self._reader.requests(self._source, plan, facts)
+        requests = RequestStream(
+            self.shown,
+            self.stream(),
+            self.bad,
+            cutter,
+            page_size_tokens,
+            self.speed,
+            facts,
+            lambda: self.sha256,
+        ).requests()
         self.facts = facts
         return requests
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the text after decompression, hexadecimal.
+        """SHA-256 of the text after decompression, hexadecimal; of a folder, of its files' ones.
 
         Free after a complete pass; otherwise the file is read for it. From a pipe it is known only
         after a complete pass (an `InputError` before).
         """
-        if self.facts.complete:
-            return self.facts.sha256
-        if not self._source.rereadable:
-            raise InputError(
-                f"{self._source.name}: its SHA-256 is known once it was read to its end"
-            )
-        return self._source.sha256()
+        if len(self._sources) == 1:
+            return self._sources[0].sha256()
+        lines = "".join(f"{source.sha256()}\n" for source in self._sources)
+        return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def open_trace(
     path: str | os.PathLike[str],
     *,
-    block_tokens: int = 512,
+    block_tokens: int | None = None,
     speed: float = 1.0,
     progress: Progress | None = None,
+    tokenizer: str = "",
+    on_error: OnError = "stop",
 ) -> Trace:
     """Open a trace, plain or compressed with gzip or zstd; "-" is standard input.
 
-    Only its first bytes are read: to tell its format, and to refuse what cannot be one
-    (`InputError`). `block_tokens` is the size of the blocks that ids stand for, in formats that do
-    not say it. `speed` 2 halves all times between arrivals. `progress(bytes_done, bytes_total)` is
-    called during each pass; the total is None for a pipe.
+    A folder is one trace where its format says so. Only the first bytes are read: to tell the
+    format, and to refuse what cannot be one (`InputError`).
+
+    `block_tokens` is the size of the blocks that ids stand for, in formats that do not say it
+    (None or 0: the format's usual one). `speed` 2 halves all times between arrivals. `tokenizer` is
+    a Hugging Face tokenizer.json, for formats that hold text. `on_error` says what becomes of
+    malformed rows: "stop" is an `InputError` at the first, "skip" leaves them out, counts them and
+    says so in the warnings. `progress(bytes_done, bytes_total)` is called during each pass; the
+    total is None for a pipe.
     """
-    if block_tokens < 1:
+    if block_tokens is not None and block_tokens < 0:
         raise InputError(f"block size is {block_tokens}: it must be at least 1 token")
+    if on_error not in ("stop", "skip"):
+        raise InputError(f"on_error is {on_error!r}: it must be 'stop' or 'skip'")
     check_speed(speed)
-    source = Source(path, progress)
+    options = ReadOptions(block_tokens or None, tokenizer)
+    path = os.fspath(path)
+    sources = _folder(path, progress) if path != "-" and os.path.isdir(path) else None
+    source = sources[0] if sources else Source(path, progress)
+    try:
+        reader = _reader_of(source)
+        if sources is None or len(sources) == 1:
+            return Trace(
+                path,
+                reader,
+                [source],
+                lambda bad: reader.open(source, options, bad),
+                speed=speed,
+                on_error=on_error,
+            )
+        if not isinstance(reader, FolderReader):
+            raise InputError(
+                f"{path}: is a folder of {len(sources)} files; a trace in the format of its first, "
+                f"{os.path.basename(source.path)} ({reader.name}), is a single file"
+            )
+        return Trace(
+            path,
+            reader,
+            sources,
+            lambda bad: reader.open_folder(sources, options, bad),
+            speed=speed,
+            on_error=on_error,
+        )
+    except BaseException:
+        source.close()
+        raise
+
+
+def _reader_of(source: Source) -> TraceReader:
     head = source.head()
     if not head.strip():
-        source.close()
         raise InputError(f"{source.name}: the trace is empty")
-    for reader in READERS:
+    for reader in readers():
         if reader.recognises(head):
-            return Trace(source, reader, block_tokens, speed)
-    source.close()
+            return reader
     kind = "binary data" if _is_binary(head) else "text of an unknown format"
-    known = "; ".join(reader.describes for reader in READERS)
+    known = "; ".join(reader.describes for reader in readers())
     raise InputError(f"{source.name}, line 1: {kind}; a trace is one of: {known}")
+
+
+def _folder(path: str, progress: Progress | None) -> list[Source]:
+    """The trace files of a folder, in the order of their names."""
+    try:
+        names = sorted(name for name in os.listdir(path) if _IN_FOLDER.fullmatch(name))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be opened: {error.strerror}") from None
+    files = [each for name in names if os.path.isfile(each := os.path.join(path, name))]
+    if not files:
+        raise InputError(f"{path}: is a folder without trace files (.json, .jsonl, .csv)")
+    if progress is None:
+        return [Source(file) for file in files]
+    done_bytes = [0] * len(files)
+    total_bytes = sum(os.path.getsize(file) for file in files)
+
+    def progress_of(index: int) -> Progress:
+        def tell(done: int, total: int | None) -> None:
+            done_bytes[index] = done
+            progress(sum(done_bytes), total_bytes)
+
+        return tell
+
+    return [Source(file, progress_of(index)) for index, file in enumerate(files)]
 
 
 def _is_binary(head: bytes) -> bool:
@@ -136,4 +281,4 @@ def _is_binary(head: bytes) -> bool:
 def _short_name(path: str) -> str:
     if path == "-":
         return "stdin"
-    return re.sub(r"(\.jsonl?|\.csv)?(\.gz|\.zst|\.zstd)?$", "", os.path.basename(path)) or path
+    return _ENDINGS.sub("", os.path.basename(os.path.abspath(path))) or path

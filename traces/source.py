@@ -10,13 +10,17 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
+import select
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any, NoReturn, Protocol
 
 from hicache.errors import InputError
+from traces.rows import BadRows
 
 # Called with the (compressed) bytes read so far and their total, None where it cannot be known (a
 # pipe).
@@ -24,11 +28,14 @@ Progress = Callable[[int, "int | None"], None]
 
 # Small pieces stay in the processor's caches: 128 KiB decodes 1.5 times as fast as 1 MiB.
 PIECE_BYTES = 128 << 10
+SMALL_PIECE_BYTES = 16 << 10
 HEAD_BYTES = 64 << 10
 LONGEST_LINE_BYTES = 64 << 20
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# A frame to be passed over, such as parallel compressors begin with.
+ZSTD_SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -50,8 +57,18 @@ class _CountedFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        count = self._file.readinto(buffer) or 0
+        count = self._read(buffer)
+        if not self.bytes_done:
+            # The compression is told by the first bytes, which a pipe may give one by one.
+            while 0 < count < len(ZSTD_MAGIC) and (more := self._read(memoryview(buffer)[count:])):
+                count += more
         self.bytes_done += count
+        return count
+
+    def _read(self, buffer: Any) -> int:
+        while (count := self._file.readinto(buffer)) is None:
+            # A pipe that does not block, and has nothing yet: that is not its end.
+            select.select([self._file], [], [])
         return count
 
     def close(self) -> None:
@@ -60,18 +77,43 @@ class _CountedFile(io.RawIOBase):
         super().close()
 
 
+class _Reopened:
+    """A regular file that is open only while it is read."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._at = 0
+
+    def readinto(self, buffer: Any, /) -> int:
+        with open(self._path, "rb", buffering=0) as file:
+            file.seek(self._at)
+            count = file.readinto(buffer) or 0
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        pass
+
+
 class _Stream:
     """One pass over the decompressed bytes. `close` it, also after an error."""
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str, name: str, piece_bytes: int, *, stays_open: bool) -> None:
         self.name = name
-        # Not a `with`: `close` closes it.
+        self.piece_bytes = piece_bytes
+        if path == "-" and sys.stdin is None:
+            raise InputError(f"{name}: cannot be opened: it is closed")
         try:
-            file = sys.stdin.buffer if path == "-" else open(path, "rb", buffering=0)  # noqa: SIM115
+            if path == "-":
+                file: Any = sys.stdin.buffer
+            elif stays_open:
+                file = open(path, "rb", buffering=0)  # noqa: SIM115 (`close` closes it)
+            else:
+                file = _Reopened(path)
         except OSError as error:
             raise InputError(f"{name}: cannot be opened: {_reason(error)}") from None
         self._counted = _CountedFile(file, owned=path != "-")
-        self._raw = io.BufferedReader(self._counted, PIECE_BYTES)
+        self._raw = io.BufferedReader(self._counted, piece_bytes)
         self.bytes_total = _size_bytes(file)
         self._kind = "file"
         self._bytes: _Readable = self._raw
@@ -95,7 +137,7 @@ class _Stream:
 
             self._kind = "gzip data"
             self._bytes = gzip.GzipFile(fileobj=self._raw)
-        elif magic.startswith(ZSTD_MAGIC):
+        elif magic.startswith(ZSTD_MAGIC) or ZSTD_SKIPPED.match(magic):
             import pyarrow
 
             self._kind = "zstd data"
@@ -138,6 +180,12 @@ class Source:
         self._pipe: _Stream | None = None
         self._pipe_taken = False
         self._head: bytes | None = None
+        self._sha256 = ""
+        # What becomes of lines that are too long; whoever starts a pass may set another.
+        self.bad = BadRows(self.name)
+        # False: between reads the file is closed, and little of it is held. Set so by a reader that
+        # reads more files at once than a process may have open.
+        self.stays_open = True
         self.rereadable = False
         if self.path != "-":
             try:
@@ -151,7 +199,7 @@ class Source:
     def head(self) -> bytes:
         """The first bytes of the text, up to 64 KiB. Later passes get them all the same."""
         if self._head is None:
-            stream = _Stream(self.path, self.name)
+            stream = self._stream()
             try:
                 self._head = stream.read(HEAD_BYTES)
             except BaseException:
@@ -161,52 +209,81 @@ class Source:
                 stream.close()
             else:
                 self._pipe = stream
-        return self._head.removeprefix(UTF8_MARK)
+        head = self._head.removeprefix(UTF8_MARK)
+        if not self.stays_open and self.rereadable:
+            self._head = None
+        return head
 
-    def pieces(self, digest: hashlib._Hash | None = None) -> Iterator[tuple[int, bytes]]:
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Yield (number of the first line, bytes) for pieces that end at the end of a line.
 
-        Lines count from 1. The last piece may lack its final newline. `digest` is fed with the
-        text, and the progress callback told of each read. A pipe can be read once: the second pass
+        Lines count from 1. The last piece may lack its final newline. A line of more than 64 MiB
+        goes to `bad`, and is never in memory as a whole. A pipe can be read once: the second pass
         is an `InputError`.
         """
-        stream, first = self._open()
-        try:
-            line = 1
-            parts: list[bytes] = []
-            parts_bytes = 0
-            while data := first or stream.read(PIECE_BYTES):
-                if digest is not None:
-                    digest.update(data)
-                if self._progress is not None:
-                    self._progress(stream.bytes_done, stream.bytes_total)
-                if first:
-                    data = data.removeprefix(UTF8_MARK)
-                    first = b""
+        line = 1
+        parts: list[bytes] = []
+        parts_bytes = 0
+        too_long = False
+        with closing(self.chunks()) as chunks:
+            for data in chunks:
                 cut = data.rfind(b"\n") + 1
-                if cut:
-                    piece = b"".join((*parts, data[:cut]))
+                if too_long:
+                    start = data.find(b"\n") + 1
+                    if not start:
+                        continue
+                    too_long = False
+                    line += 1
+                else:
+                    start = 0
+                if cut > start:
+                    piece = b"".join((*parts, data[start:cut]))
                     yield line, piece
                     line += piece.count(b"\n")
                     parts, parts_bytes = [], 0
                 parts.append(data[cut:])
                 parts_bytes += len(data) - cut
                 if parts_bytes > LONGEST_LINE_BYTES:
-                    raise InputError(
-                        f"{self.name}, line {line}: longer than {LONGEST_LINE_BYTES >> 20} MiB; "
-                        "a trace has one request a line"
-                    )
-            if piece := b"".join(parts):
-                yield line, piece
+                    reason = f"longer than {LONGEST_LINE_BYTES >> 20} MiB"
+                    self.bad.refuse(line, "", f"{reason}; a trace has one request a line")
+                    parts, parts_bytes = [], 0
+                    too_long = True
+        if piece := b"".join(parts):
+            yield line, piece
+
+    def chunks(self) -> Generator[bytes]:
+        """Yield the text in chunks that are cut anywhere: for what has no lines to rely on.
+
+        The progress callback is told of each read. A pipe can be read once: the second pass is an
+        `InputError`.
+        """
+        stream, first = self._open()
+        digest = hashlib.sha256()
+        try:
+            while data := first or stream.read(stream.piece_bytes):
+                digest.update(data)
+                if self._progress is not None:
+                    self._progress(stream.bytes_done, stream.bytes_total)
+                if first:
+                    data = data.removeprefix(UTF8_MARK)
+                    first = b""
+                yield data
+            self._sha256 = digest.hexdigest()
         finally:
             stream.close()
 
     def sha256(self) -> str:
-        """SHA-256 of the text, hexadecimal, the same however it is compressed. Takes a pass."""
-        digest = hashlib.sha256()
-        for _ in self.pieces(digest):
-            pass
-        return digest.hexdigest()
+        """SHA-256 of the text, hexadecimal, the same however it is compressed.
+
+        Free after a complete pass; otherwise the file is read for it. From a pipe it is known only
+        after a complete pass (an `InputError` before).
+        """
+        if not self._sha256:
+            if not self.rereadable:
+                raise InputError(f"{self.name}: its SHA-256 is known once it was read to its end")
+            for _ in self.chunks():
+                pass
+        return self._sha256
 
     def close(self) -> None:
         """Let go of a pipe that will not be read. A file is open only during a pass."""
@@ -214,12 +291,17 @@ class Source:
             self._pipe.close()
             self._pipe = None
 
+    def _stream(self) -> _Stream:
+        if self.stays_open or not self.rereadable:
+            return _Stream(self.path, self.name, PIECE_BYTES, stays_open=True)
+        return _Stream(self.path, self.name, SMALL_PIECE_BYTES, stays_open=False)
+
     def _open(self) -> tuple[_Stream, bytes]:
         """A stream, and the bytes of its start that were already taken from it."""
         if self.rereadable:
-            stream = _Stream(self.path, self.name)
+            stream = self._stream()
             try:
-                return stream, stream.read(PIECE_BYTES)
+                return stream, stream.read(stream.piece_bytes)
             except BaseException:
                 stream.close()
                 raise

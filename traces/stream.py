@@ -1,54 +1,28 @@
-"""Checked rows of block ids become requests, from whatever format. It trusts its rows.
+"""Checked rows become requests, from whatever format, page by page. It trusts its rows.
 
-Arrival times count from the first request: `arrival_ns = round((timestamp - first) * 1e6 / speed)`.
+Arrival times count from the first row that has one, and a trace's speed divides all times:
+`arrival_ns = round((timestamp - first) * 1e6 / speed)`, `delay_ns = round(delay * 1e6 / speed)`.
+Either of more than ten years is an `InputError`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
-
-import msgspec
+from typing import NoReturn
 
 from hicache.errors import InputError
 from hicache.requests import Request
-from traces.blocks import PageCutter, Pages
+from traces.cut import Cutter
 from traces.facts import TraceFacts
+from traces.rows import BadRows, Row, RowStream
 
-LARGEST_ID = (1 << 62) - 1
-MOST_TOKENS = (1 << 31) - 1
-
-
-class BlockRow(msgspec.Struct, gc=False):
-    """One request of a format with block ids. Names are Mooncake's; time is in milliseconds."""
-
-    timestamp: int | float
-    input_length: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
-    output_length: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]]
-
-
-class Batch(NamedTuple):
-    """Some consecutive rows, and the line that each was on."""
-
-    rows: list[BlockRow]
-    lines: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
-    """How a trace is to be read. Checked when it is made, except for what depends on the format."""
-
-    page_size_tokens: int
-    pages: Pages = "full"
-    block_tokens: int = 512
-    # Arrivals come this many times as fast as in the trace.
-    speed: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_speed(self.speed)
+# Of the rows that were left out, this many are named in the warning.
+NAMED_BAD_ROWS = 3
+YEAR_NS = 365 * 86_400 * 10**9
+# No arrival is later, and no think time longer: results hold nanoseconds in 64 bits.
+LONGEST_NS = 10 * YEAR_NS
 
 
 def check_speed(speed: float) -> None:
@@ -57,61 +31,148 @@ def check_speed(speed: float) -> None:
         raise InputError(f"speed is {speed}: it must lie between 0.000001 and 1,000,000")
 
 
-def requests_of(
-    batches: Iterable[Batch], plan: ReadPlan, facts: TraceFacts, cutter: PageCutter
-) -> Iterator[Request]:
-    """Yield the requests of `batches` in order and keep `facts` up to date, batch by batch."""
-    cut, keys = cutter.cut, cutter.keys
-    page_size_tokens, block_tokens, speed = plan.page_size_tokens, plan.block_tokens, plan.speed
-    number = 0
-    start_ms: int | float = 0
-    unchained = False
-    for rows, lines in batches:
+@dataclass(slots=True)
+class RequestStream:
+    """One pass: the rows of `stream` become requests, and `facts` says what was in them.
+
+    `finish` is called at the end of the trace and returns its SHA-256.
+    """
+
+    name: str
+    stream: RowStream
+    bad: BadRows
+    cutter: Cutter
+    page_size_tokens: int
+    speed: float
+    facts: TraceFacts
+    finish: Callable[[], str]
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the requests in order; the facts are kept up to date, batch by batch."""
+        facts, cutter = self.facts, self.cutter
+        cut_row, page_size_tokens = cutter.cut_row, self.page_size_tokens
+        speed = self.speed
+        number = 0
+        start_ms: float | None = None
+        unchained = False
+        for rows, lines in self.stream.batches():
+            first_number = number
+            prompt_pages = ideal_pages = ideal_tokens = 0
+            requests: list[Request] = []
+            for row in rows:
+                tokens, timestamp = row.input_length, row.timestamp
+                runs, pages, ideal, output_runs = cut_row(row)
+                if timestamp is None:
+                    arrival_ns = -1
+                elif start_ms is None:
+                    start_ms = facts.first_timestamp_ms = timestamp
+                    arrival_ns = 0
+                else:
+                    arrival_ns = round((timestamp - start_ms) * 1e6 / speed)
+                delay_ns = round(row.delay * 1e6 / speed) if row.delay else 0
+                if arrival_ns > LONGEST_NS or delay_ns > LONGEST_NS:
+                    self._too_long(lines[number - first_number], arrival_ns, delay_ns)
+                requests.append(
+                    Request(
+                        number,
+                        arrival_ns,
+                        tokens,
+                        row.output_length,
+                        runs,
+                        pages,
+                        ideal,
+                        row.session,
+                        0,
+                        output_runs,
+                        row.after,
+                        delay_ns,
+                        row.cached_tokens,
+                    )
+                )
+                if not unchained and cutter.unchained:
+                    unchained = True
+                    facts.warnings.append(
+                        f"line {lines[number - first_number]}: an id follows another id than "
+                        "before, so ids are not prefix-chained; blocks are told apart by their "
+                        "whole prefix"
+                    )
+                number += 1
+                prompt_pages += pages
+                ideal_pages += ideal
+                ideal_tokens += min(ideal * page_size_tokens, tokens)
+            facts.prompt_pages += prompt_pages
+            facts.ideal_pages += ideal_pages
+            facts.ideal_tokens += ideal_tokens
+            self._count(rows, number)
+            yield from requests
         if not number:
-            start_ms = facts.first_timestamp_ms = rows[0].timestamp
-        first_number = number
-        prompt_pages = ideal_pages = ideal_tokens = 0
-        requests: list[Request] = []
-        for row in rows:
-            tokens, ids = row.input_length, row.hash_ids
-            runs, pages, ideal = cut(tokens, ids)
-            requests.append(
-                Request(
-                    number,
-                    round((row.timestamp - start_ms) * 1e6 / speed),
-                    tokens,
-                    row.output_length,
-                    runs,
-                    pages,
-                    ideal,
-                )
+            raise InputError(
+                f"{self.name}: the trace is empty: not one request in it{self._left()}"
             )
-            if keys.unchained and not unchained:
-                unchained = True
-                facts.warnings.append(
-                    f"line {lines[number - first_number]}: an id follows another id than before, "
-                    "so ids are not prefix-chained; blocks are told apart by their whole prefix"
-                )
-            number += 1
-            prompt_pages += pages
-            ideal_pages += ideal
-            ideal_tokens += min(ideal * page_size_tokens, tokens)
-            if len(ids) * block_tokens < tokens:
-                facts.requests_without_tail_id += 1
+        self._end()
+
+    def _too_long(self, line: int, arrival_ns: int, delay_ns: int) -> NoReturn:
+        field, time_ns = ("timestamp", arrival_ns)
+        what = "is {} years after the first one's"
+        if arrival_ns <= LONGEST_NS:
+            field, time_ns = "delay", delay_ns
+            what = "is {} years"
+        years = f"{time_ns / YEAR_NS:,.0f}"
+        at_speed = f" at speed {self.speed:g}" if self.speed != 1 else ""
+        reason = f"{what.format(years)}{at_speed}; is it in another unit?"
+        self.bad.fatal(line, field, reason)
+
+    def _count(self, rows: list[Row], number: int) -> None:
+        facts, cutter = self.facts, self.cutter
         facts.requests = number
         lengths = [row.input_length for row in rows]
         facts.prompt_tokens += sum(lengths)
         facts.longest_prompt_tokens = max(facts.longest_prompt_tokens, *lengths)
         facts.output_tokens += sum([row.output_length for row in rows])
-        facts.blocks += sum([len(row.hash_ids) for row in rows])
-        facts.unique_blocks = keys.unique_blocks
-        facts.prompt_pages += prompt_pages
-        facts.ideal_pages += ideal_pages
-        facts.ideal_tokens += ideal_tokens
-        facts.last_timestamp_ms = rows[-1].timestamp
-        yield from requests
-    if facts.requests_without_tail_id:
-        facts.warnings.append(
-            f"{facts.requests_without_tail_id} of {facts.requests} requests have no id for their "
-            "partly filled last block; its tokens are always computed"
+        facts.answers += sum([row.output_ids is not None for row in rows])
+        facts.blocks = cutter.blocks
+        facts.unique_blocks = cutter.unique_blocks
+        facts.ideal_blocks = cutter.ideal_blocks
+        facts.requests_without_tail_id = cutter.rows_without_tail
+        facts.bad_rows = self.bad.count
+        for row in reversed(rows):
+            if row.timestamp is not None:
+                facts.last_timestamp_ms = row.timestamp
+                break
+
+    def _end(self) -> None:
+        facts = self.facts
+        if facts.requests_without_tail_id:
+            what = (
+                "no id for their partly filled last block"
+                if self.stream.layout.block_tokens > 1
+                else "ids for fewer tokens than they have"
+            )
+            facts.warnings.append(
+                f"{facts.requests_without_tail_id} of {facts.requests} requests have {what}; "
+                f"{'its tokens' if self.stream.layout.block_tokens > 1 else 'the others'} are "
+                "always computed"
+            )
+        facts.warnings += self.stream.notes
+        facts.bad_rows = self.bad.count
+        if self.bad.count:
+            facts.warnings.append(self._left().removeprefix("; "))
+        facts.sha256 = self.finish()
+        facts.complete = True
+
+    def _left(self) -> str:
+        """What was left out, "" if nothing was."""
+        bad = self.bad
+        if not bad.count:
+            return ""
+        # Of what is read together, undecodable rows are found first.
+        listed = bad.listed
+        if len({each.file for each in listed}) == 1:
+            listed = sorted(listed, key=lambda each: each.line)
+        named = "; ".join(
+            f"{each.file + ', ' if each.file != self.name else ''}{each}"
+            for each in listed[:NAMED_BAD_ROWS]
         )
+        more = "; ..." if bad.count > NAMED_BAD_ROWS else ""
+        rows = "malformed row was" if bad.count == 1 else "malformed rows were"
+        return f"; {bad.count:,} {rows} left out: {named}{more}"

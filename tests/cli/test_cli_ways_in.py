@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import REPOSITORY, RESULT_FILES, files_under, hicache
 
-from sim.table import print_summary
+from report.table import print_summary
 
 
 def test_help_teaches(tmp_path: Path) -> None:

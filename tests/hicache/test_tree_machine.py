@@ -234,7 +234,7 @@ class TreeMachine(RuleBasedStateMachine):
         short = count - self.free(DEVICE)
         pages = self.tree.take(DEVICE, count)
         self.evicted(DEVICE, short, self.path(contents))
-        end = self.tree.append(hits.node, self.next_private_key, count)
+        end = self.tree.append(hits.node, ((self.next_private_key, count),))
         node, duplicates, pages, adopted = self.tree.adopt(hits.node, end, len(contents), pages)
         assert (duplicates, pages, adopted) == (0, (), count)
         self.tree.unpin(node, DEVICE)

@@ -8,10 +8,10 @@ import json
 
 import pytest
 
+from report.checks import SelfCheckError, run_checks
+from report.rows import Rows
 from scenario.load import load_scenario
-from sim.checks import SelfCheckError, run_checks
 from sim.replay import prepare
-from sim.rows import Rows
 
 
 def run_of(tmp_path, rows, **overrides):

@@ -11,6 +11,8 @@ from trace_helpers import NaiveCeiling, keys_of
 
 from hicache.errors import InputError
 from traces.blocks import BlockKeys, PageCutter, pages_per_block
+from traces.cut import cutter_for
+from traces.rows import Layout
 
 BLOCK = 8
 
@@ -170,8 +172,11 @@ def test_an_id_behind_another_prefix_is_another_block() -> None:
 @pytest.mark.parametrize(
     ("page", "block", "message"),
     [
-        (48, 512, "page size 48 does not divide the trace's block size of 512 tokens; 32 and 64"),
-        (1024, 512, "page size 1024 does not divide the trace's block size of 512 tokens; 512 "),
+        (48, 512, "page size 48 does not divide the trace's block size of 512 tokens and is no "),
+        (48, 512, "no multiple of it; 32 and 64 would do"),
+        (700, 512, "no multiple of it; 512 and 1024 would do"),
+        (1300, 512, "no multiple of it; 1024 and 1536 would do"),
+        (2, 3, "no multiple of it; 1 and 3 would do"),
         (0, 512, "page size is 0: it must be at least 1 token"),
         (-4, 512, "page size is -4"),
         (1, 0, "block size is 0"),
@@ -179,7 +184,7 @@ def test_an_id_behind_another_prefix_is_another_block() -> None:
 )
 def test_a_page_size_that_does_not_divide_a_block(page: int, block: int, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        pages_per_block(page, block)
+        cutter_for(Layout(block), page, "full") if block else pages_per_block(page, block)
     assert message in str(caught.value)
 
 

@@ -61,8 +61,11 @@ BAD_LINES = {
     "a bool id": (START + "[true]}", "hash_ids[0]: expected int, got bool"),
     "a float id": (START + "[0.5]}", "hash_ids[0]: expected int, got float"),
     "a negative id": (START + "[-1]}", "hash_ids[0]: expected int >= 0"),
-    "an id too large": (START + f"[{1 << 62}]}}", "hash_ids[0]: expected int <= 46116860184273879"),
-    "an id far too large": (START + f"[{1 << 70}]}}", "hash_ids[0]: expected int <= 4611686018427"),
+    "an id too large": (START + f"[{1 << 64}]}}", f"hash_ids[0]: expected int <= {(1 << 64) - 1}"),
+    "an id far too large": (START + f"[{1 << 70}]}}", "hash_ids[0]: expected int <= 1844674407370"),
+    "no UTF-8 in what is not read": (START + '[0], "x": "\udcff"}', "is no UTF-8 text"),
+    "nested without end": (START + "[0], " + '"x": ' + "[" * 10**5, "is nested too deeply"),
+    "a session by kind": (START + '[0], "session_id": [1]}', "session_id: expected"),
     "too many ids": (
         line([0, 1], 512, 1000),
         "hash_ids: 2 ids do not match input_length 512, which is 1 block of 512 tokens; perhaps "
@@ -163,7 +166,7 @@ def test_a_compressed_file_that_is_damaged(tmp_path: Path, how: str) -> None:
 
 def test_no_file_a_folder_and_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none") == "FILE: cannot be opened: No such file or directory"
-    assert refusal(tmp_path) == "FILE: is a folder; a trace is a file"
+    assert refusal(tmp_path) == "FILE: is a folder without trace files (.json, .jsonl, .csv)"
     with pytest.raises(InputError, match="cannot be opened"):
         open_trace("a\0b")
 
@@ -174,7 +177,7 @@ def test_no_file_a_folder_and_a_file_that_may_not_be_read(tmp_path: Path) -> Non
         (bytes(range(256)) * 10, "binary data"),
         (b"\x89PNG\r\n\x1a\n" + b"\0" * 100, "binary data"),
         (b"\xff\xfe{\0}\0", "binary data"),
-        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n", "text of an unknown format"),
+        (b"time,prompt,answer\n1,2,3\n", "text of an unknown format"),
         (b'{"a": 1}\n', "text of an unknown format"),
         (b"[1, 2]\n", "text of an unknown format"),
     ],

@@ -108,8 +108,9 @@ def test_a_bad_page_size_is_refused_at_the_call(tmp_path: Path) -> None:
     trace = open_trace(write_lines(tmp_path / "t", LINES))
     with pytest.raises(InputError, match="page size 3 does not divide"):
         trace.requests(3)
-    with pytest.raises(InputError, match="block size is 0"):
-        open_trace(tmp_path / "t", block_tokens=0)
+    with pytest.raises(InputError, match="block size is -1"):
+        open_trace(tmp_path / "t", block_tokens=-1)
+    assert open_trace(tmp_path / "t", block_tokens=0).block_tokens == 512
 
 
 def test_what_is_tolerated(tmp_path: Path) -> None:

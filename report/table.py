@@ -62,9 +62,38 @@ def print_summary(summary: Mapping[str, Any], folder: str | None = None) -> None
         console.print(f"result: {_plain(folder)}", soft_wrap=True)
 
 
+def print_sessions(columns: Mapping[str, Any], most: int = 10) -> None:
+    """Print the sessions with the most prompt tokens, to standard output."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from scenario.sessions import by_session
+
+    rows = by_session(columns)
+    console = Console(highlight=False)
+    if not rows:
+        console.print("the trace has no sessions")
+        return
+    title = f"the {most} longest of {len(rows):,} sessions" if len(rows) > most else "sessions"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table.add_column("session")
+    for name in ("requests", "prompt tokens", "hit", "mean TTFT ms"):
+        table.add_column(name, justify="right")
+    rows.sort(key=lambda row: -row["prompt_tokens"])
+    for row in rows[:most]:
+        first = row["mean_ttft_ns"]
+        table.add_row(
+            _plain(row["session"]), f"{row['requests']:,}", f"{row['prompt_tokens']:,}",
+            _percent(row["cache_hit_rate"]), _ms(None if first is None else first / 1e6),
+        )  # fmt: skip
+    console.print(table)
+
+
 def _title(summary: Mapping[str, Any]) -> str:
     trace = summary["trace"]
     speed = f", speed {trace['speed']:g}" if trace["speed"] != 1 else ""
+    speed += _load(summary["load"])
     untimed = ", untimed" if summary["mode"] == "untimed" else ""
     cut = ", INTERRUPTED" if summary["interrupted"] else ""
     return _plain(
@@ -72,6 +101,23 @@ def _title(summary: Mapping[str, Any]) -> str:
         f"tokens, {summary['model']} on {summary['profile']}, "
         f"page {summary['page_size_tokens']}{speed}{untimed}{cut}"
     )
+
+
+def _load(load: Mapping[str, Any]) -> str:
+    parts: list[str] = []
+    if load["rate_per_s"]:
+        parts.append(f"{load['arrivals']} {load['rate_per_s']:g}/s")
+    elif load["arrivals"] == "at_once":
+        parts.append("all at once")
+    if load["loop"] == "closed":
+        parts.append("closed loop")
+        if load["clients"]:
+            parts.append(f"{load['clients']:,} clients")
+        if load["parallel"]:
+            parts.append(f"{load['parallel']:,} in parallel")
+        if load["barrier"]:
+            parts.append("barrier")
+    return "".join(f", {part}" for part in parts)
 
 
 def _source_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -157,6 +203,23 @@ def _lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"tokens that went no further down: {parts}")
     if summary["retractions"]:
         lines.append(f"retractions: {summary['retractions']:,}")
+    sessions = summary["sessions"]
+    if sessions:
+        first, later = sessions["first_turns"], sessions["later_turns"]
+        lines.append(
+            f"sessions: {sessions['sessions']:,} of up to {sessions['most_turns']:,} turns; hit "
+            f"{_percent(first['cache_hit_rate'])} of first turns, "
+            f"{_percent(later['cache_hit_rate'])} of later ones"
+        )
+    recorded = summary["recorded_hits"]
+    if recorded:
+        lines.append(
+            f"recorded server: hit {_percent(recorded['recorded_hit_rate'])} of the prompt tokens "
+            f"of {recorded['requests']:,} requests, predicted "
+            f"{_percent(recorded['predicted_hit_rate'])}; the same for "
+            f"{recorded['same_requests']:,}, on average "
+            f"{recorded['mean_absolute_difference_tokens']:,.1f} tokens apart"
+        )
     return lines
 
 

@@ -14,7 +14,7 @@ from hicache.metrics import ROW_FIELDS, Metrics
 from scenario.columns import Columns
 
 # Columns whose -1 means that there was no such moment.
-_NULLABLE = frozenset({"ttft_ns", "e2e_ns"})
+_NULLABLE = frozenset({"ttft_ns", "e2e_ns", "recorded_tokens"})
 
 
 class Rows:
@@ -61,8 +61,25 @@ class Rows:
             if name == "ttft_ns":
                 columns["tpot_ns"] = self.tpot_ns()
         columns["reason"] = list(self._sorted(self._metrics.reasons))
-        columns["session"] = list(self._sorted(self._metrics.sessions))
+        columns["session"] = self.sessions()
+        columns["turn"] = self.turns()
         return columns  # type: ignore[return-value]
+
+    def sessions(self) -> list[str]:
+        """The session of each request; "" belongs to none."""
+        return list(cast("Sequence[str]", self._sorted(self._metrics.sessions)))
+
+    def turns(self) -> list[int | None]:
+        """The how-manieth request of its session each is, from 0; None outside sessions."""
+        seen: dict[str, int] = {}
+        turns: list[int | None] = []
+        for session in self.sessions():
+            if session:
+                turns.append(seen.get(session, 0))
+                seen[session] = seen.get(session, 0) + 1
+            else:
+                turns.append(None)
+        return turns
 
     def _sorted(self, values: Sequence[object]) -> Sequence[object]:
         if self._order is None or len(values) < 2:

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from hicache import __version__
 from hicache.metrics import DirectionStats, Metrics
 from hicache.node import TIER_NAMES
-from sim.checks import run_checks
-from sim.rows import Rows, spread_ms
+from report.checks import run_checks
+from report.rows import Rows, spread_ms
 
 if TYPE_CHECKING:
-    from sim.replay import Run
+    from report.run import FinishedRun
 
 SCHEMA = 1
 GIB = 1 << 30
 
 
-def summarise(run: Run, rows: Rows) -> dict[str, object]:
+def summarise(run: FinishedRun, rows: Rows) -> dict[str, object]:
     """All totals of a run that has ended, or was interrupted."""
     metrics, options, facts = run.engine.metrics, run.options, run.trace.facts
     page = options.page_size_tokens
@@ -43,8 +43,9 @@ def summarise(run: Run, rows: Rows) -> dict[str, object]:
             "duration_s": facts.duration_s,
             "speed": run.trace.speed,
         },
+        "load": _load(run),
         "model": run.geometry.name,
-        "profile": run.profile.name,
+        "profile": run.profile_name,
         "page_size_tokens": page,
         "bytes_per_token": options.bytes_per_token,
         "tiers": _tiers(run),
@@ -59,6 +60,8 @@ def summarise(run: Run, rows: Rows) -> dict[str, object]:
         "computed_tokens": metrics.computed_tokens,
         "cache_hit_rate": _ratio(cached, metrics.prompt_tokens),
         "hit_rates": hit_rates(run, rows),
+        "sessions": _sessions(rows),
+        "recorded_hits": recorded_hits(rows),
     }
     if timed:
         summary |= _times(metrics, rows)
@@ -72,7 +75,71 @@ def summarise(run: Run, rows: Rows) -> dict[str, object]:
     return summary
 
 
-def hit_rates(run: Run, rows: Rows) -> dict[str, object]:
+def _load(run: FinishedRun) -> dict[str, object]:
+    load = run.load
+    return {
+        "loop": load.loop,
+        "arrivals": run.scenario.load.shape,
+        "rate_per_s": run.scenario.load.rate or None,
+        "clients": load.clients or None,
+        "parallel": load.parallel or None,
+        "barrier": load.barrier,
+    }
+
+
+def _sessions(rows: Rows) -> dict[str, object] | None:
+    """How many sessions there were, and what later turns hit; None in a trace without any."""
+    turns = rows.turns()
+    requests = sum(turn is not None for turn in turns)
+    if not requests:
+        return None
+    prompts, computed = rows.column("prompt_tokens"), rows.column("computed_tokens")
+    by_turn: dict[str, object] = {}
+    for name, of_turn in (("first", lambda turn: turn == 0), ("later", lambda turn: turn > 0)):
+        places = [place for place, turn in enumerate(turns) if turn is not None and of_turn(turn)]
+        asked = sum(prompts[place] for place in places)
+        hit = asked - sum(computed[place] for place in places)
+        by_turn[f"{name}_turns"] = {
+            "requests": len(places),
+            "prompt_tokens": asked,
+            "cached_tokens": hit,
+            "cache_hit_rate": _ratio(hit, asked),
+        }
+    return {
+        "sessions": sum(turn == 0 for turn in turns),
+        "requests": requests,
+        "most_turns": 1 + max(turn for turn in turns if turn is not None),
+        **by_turn,
+    }
+
+
+def recorded_hits(rows: Rows) -> dict[str, object] | None:
+    """What the recorded server hit beside what is predicted, over the requests whose log says it;
+    None if none does.
+    """
+    recorded = rows.column("recorded_tokens")
+    places = [place for place, tokens in enumerate(recorded) if tokens >= 0]
+    if not places:
+        return None
+    prompts, computed = rows.column("prompt_tokens"), rows.column("computed_tokens")
+    differences = [prompts[at] - computed[at] - recorded[at] for at in places]
+    asked = sum(prompts[at] for at in places)
+    was = sum(recorded[at] for at in places)
+    return {
+        "requests": len(places),
+        "prompt_tokens": asked,
+        "recorded_tokens": was,
+        "predicted_tokens": was + sum(differences),
+        "recorded_hit_rate": _ratio(was, asked),
+        "predicted_hit_rate": _ratio(was + sum(differences), asked),
+        "same_requests": sum(not each for each in differences),
+        "predicted_more_requests": sum(each > 0 for each in differences),
+        "predicted_fewer_requests": sum(each < 0 for each in differences),
+        "mean_absolute_difference_tokens": sum(map(abs, differences)) / len(places),
+    }
+
+
+def hit_rates(run: FinishedRun, rows: Rows) -> dict[str, object]:
     """Hit rates by token and by page: of all requests, and of the second half of them.
 
     `ceiling` is what an infinite cache would hit of the same requests by the same rules.
@@ -109,7 +176,7 @@ def hit_rates(run: Run, rows: Rows) -> dict[str, object]:
     return rates
 
 
-def _tiers(run: Run) -> dict[str, object]:
+def _tiers(run: FinishedRun) -> dict[str, object]:
     page_bytes = run.options.page_bytes
     return {
         name: {
@@ -147,7 +214,7 @@ def _times(metrics: Metrics, rows: Rows) -> dict[str, object]:
     }
 
 
-def _traffic(run: Run, timed: bool) -> dict[str, object]:
+def _traffic(run: FinishedRun, timed: bool) -> dict[str, object]:
     metrics, page = run.engine.metrics, run.options.page_size_tokens
     tree, directions = run.engine.tree, metrics.directions
     dropped = {reason: pages * page for reason, pages in metrics.dropped_pages.items()}

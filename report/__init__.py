@@ -1,0 +1,1 @@
+"""What a run left, simulated or real: rows, summary, self-checks, tables, timeline."""

@@ -1,0 +1,61 @@
+"""A run that has ended, as reports need it, whoever carried it out: a simulation or a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from hicache.engine import Engine
+from hicache.options import EngineOptions, LoadOptions
+from scenario.geometry import ModelGeometry
+from scenario.profile import Estimate
+from scenario.records import Scenario
+from traces.reader import Trace
+
+
+class Outside(NamedTuple):
+    """One kind of question beyond a profile's samples: how often, the farthest, and the samples'
+    end.
+    """
+
+    what: str
+    times: int
+    farthest: int
+    measured_to: int
+
+
+class Machine(Protocol):
+    """What a simulated machine says of itself; a real one has nothing to say."""
+
+    def estimates(self) -> tuple[Estimate, ...]:
+        """What results rest on though nobody measured it."""
+        ...
+
+    def outside_range(self) -> Sequence[Outside]:
+        """Where it was asked for more than was measured."""
+        ...
+
+
+class FinishedRun(Protocol):
+    """The parts of a run. `profile_name`: the machine's, in the summary."""
+
+    @property
+    def scenario(self) -> Scenario: ...
+    @property
+    def options(self) -> EngineOptions: ...
+    @property
+    def geometry(self) -> ModelGeometry: ...
+    @property
+    def profile_name(self) -> str: ...
+    @property
+    def trace(self) -> Trace: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def machine(self) -> Machine | None: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+    @property
+    def load(self) -> LoadOptions: ...
+    @property
+    def interrupted(self) -> bool: ...

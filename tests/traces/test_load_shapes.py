@@ -1,0 +1,74 @@
+"""Arrival times other than the trace's: all at once, or at a rate."""
+
+from __future__ import annotations
+
+from statistics import mean, stdev
+
+import pytest
+
+from hicache.requests import Request
+from traces.load import arriving
+
+
+def requests(count: int, *, linked: int = 0) -> list[Request]:
+    """`count` requests a second apart; every `linked`-th but the first follows the one before."""
+    return [
+        Request(
+            number, number * 10**9, 1, 1, ((number, 1),), 1,
+            after=number - 1 if linked and number % linked else -1,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def times(*arguments, **options) -> list[int]:
+    return [each.arrival_ns for each in arriving(*arguments, **options)]
+
+
+def gaps_s(times_ns: list[int]) -> list[float]:
+    return [(b - a) / 1e9 for a, b in zip([0, *times_ns], times_ns, strict=False)]
+
+
+def test_the_traces_times_stay():
+    assert times(iter(requests(3)), "trace") == [0, 10**9, 2 * 10**9]
+
+
+def test_without_time_and_predecessor_a_request_is_there_from_the_start():
+    alone = Request(0, -1, 1, 1, ((0, 1),), 1)
+    assert times(iter([alone]), "trace") == [0]
+
+
+def test_at_once_is_at_0():
+    assert times(iter(requests(3)), "at_once") == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("arrivals", "spread"), [("poisson", 1.0), ("uniform", 3**-0.5)])
+def test_gaps_have_the_mean_and_the_spread_of_their_distribution(arrivals, spread):
+    gaps = gaps_s(times(iter(requests(20_000)), arrivals, rate_per_s=4, seed=3))
+    assert mean(gaps) == pytest.approx(0.25, rel=0.03)
+    assert stdev(gaps) == pytest.approx(0.25 * spread, rel=0.03)
+    if arrivals == "uniform":
+        assert max(gaps) <= 0.5
+
+
+def test_the_seed_decides():
+    def drawn(seed: int) -> list[int]:
+        return times(iter(requests(50)), "poisson", rate_per_s=1, seed=seed)
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_in_a_closed_loop_only_first_turns_are_drawn():
+    mixed = list(
+        arriving(iter(requests(6, linked=3)), "poisson", rate_per_s=1, loop="closed", seed=1)
+    )
+    alone = times(iter(requests(2)), "poisson", rate_per_s=1, seed=1)
+    assert [each.arrival_ns for each in mixed if each.after < 0] == alone
+    assert [each.arrival_ns for each in mixed if each.after >= 0] == [
+        each.arrival_ns for each in requests(6, linked=3) if each.after >= 0
+    ]
+
+
+def test_in_an_open_loop_every_request_with_a_time_is_drawn():
+    drawn = times(iter(requests(4, linked=2)), "poisson", rate_per_s=1, seed=1)
+    assert drawn == times(iter(requests(4)), "poisson", rate_per_s=1, seed=1)

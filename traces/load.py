@@ -1,0 +1,53 @@
+"""When requests arrive, if not as the trace says: all at once, or at a rate drawn from a seed.
+
+Only arrivals by the clock are changed. A request that waits for an answer keeps waiting for it:
+always in a closed loop, and where it has no time of its own also in an open one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from hicache.requests import Request
+from traces.draws import Draws
+
+Arrivals = Literal["trace", "at_once", "poisson", "uniform"]
+
+
+def arriving(
+    requests: Iterator[Request],
+    arrivals: Arrivals,
+    *,
+    rate_per_s: float = 0,
+    loop: Literal["open", "closed"] = "open",
+    seed: int = 0,
+) -> Iterator[Request]:
+    """Yield `requests` with the arrival times asked for, in the same order.
+
+    "trace": as they are; a request with neither a time nor a predecessor arrives at 0. "at_once":
+    all at 0. "poisson": gaps are exponential with mean 1 / `rate_per_s`. "uniform": gaps are
+    uniform between 0 and 2 / `rate_per_s` (SGLang's bench_multiturn.py means the same by both). In
+    a closed loop the rate is that of first turns, so of sessions.
+    """
+    draws = Draws(seed)
+    mean_ns = 1e9 / rate_per_s if rate_per_s else 0.0
+    clock_ns = 0.0
+    for request in requests:
+        if request.after >= 0 and (loop == "closed" or request.arrival_ns < 0):
+            yield request
+            continue
+        if arrivals == "trace":
+            if request.arrival_ns < 0:
+                request.arrival_ns = 0
+        elif arrivals == "at_once":
+            request.arrival_ns = 0
+        else:
+            gap_ns = (
+                draws.exponential(mean_ns)
+                if arrivals == "poisson"
+                else 2 * mean_ns * draws.uniform()
+            )
+            clock_ns += gap_ns
+            request.arrival_ns = int(clock_ns)
+        yield request
