@@ -34,6 +34,9 @@ from traces.reader import Trace, open_trace
 
 Progress = Callable[[int, int | None], None]
 
+# Between two looks for Ctrl-C: some hundredths of a second.
+EVENTS_AT_ONCE = 1000
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -92,7 +95,8 @@ class Run:
         if self.replaying is not None:
             self.replaying.deliver_inputs(self.engine)
         self.engine.serve(requests)
-        drain(self.env)
+        while drain(self.env, EVENTS_AT_ONCE):
+            pass
         assert self.engine.scheduler.running == 0, "the run ended with requests under way"
 
     def outcome(self) -> Outcome:
