@@ -79,6 +79,7 @@ def main() -> int:
 def make(folder: Path) -> None:
     """Compile into `folder`, and let nothing of it be seen before it has passed its check."""
     compiler = _compiler()
+    print("compiling the engine: half a minute on two idle cores ...", flush=True)
     _need_mypyc()
     # Taken before anything is read: a source that changes meanwhile makes the library outdated.
     stamp = compiled.stamp_text(str(ROOT), sources_of(MODULES), MODULES)
@@ -90,7 +91,8 @@ def make(folder: Path) -> None:
         entries.write_text(_entries(MODULES))
         made = work / "made"
         made.mkdir()
-        _compile(compiler, [*c_files, entries], includes, made / compiled.library_of(stamp))
+        bundles = _bundled([*c_files, entries], work)
+        _compile(compiler, bundles, includes, made / compiled.library_of(stamp))
         (made / compiled.STAMP).write_text(stamp, encoding="utf-8")
         _check(made, work)
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,10 +192,28 @@ def _entries(modules: Sequence[str]) -> str:
     return "".join(text)
 
 
+def _bundled(c_files: Sequence[Path], work: Path) -> list[Path]:
+    """The same in fewer files of about one size: each reads the same headers, a fifth of the time.
+
+    Some for each core, so that all are busy to the end.
+    """
+    bundles: list[list[Path]] = [[] for _ in range(3 * (os.cpu_count() or 1))]
+    sizes = [0] * len(bundles)
+    for file in sorted(c_files, key=lambda file: -file.stat().st_size):
+        smallest = sizes.index(min(sizes))
+        bundles[smallest].append(file)
+        sizes[smallest] += file.stat().st_size
+    made: list[Path] = []
+    for number, files in enumerate(filter(None, bundles)):
+        made.append(work / f"bundle-{number}.c")
+        made[-1].write_text("".join(f'#include "{file}"\n' for file in files), encoding="utf-8")
+    return made
+
+
 def _compile(
     compiler: list[str], c_files: Sequence[Path], includes: Sequence[str], library: Path
 ) -> None:
-    """All files at once on all cores, the largest first; then the library of them."""
+    """All files on all cores; then the library of them."""
     headers = [f"-I{each}" for each in (sysconfig.get_path("include"), *includes)]
 
     def compile_one(file: Path) -> str:
@@ -202,9 +222,8 @@ def _compile(
             raise NotPossible(f"the C compiler fails: {_last_line(done.stderr)}")
         return f"{file}.o"
 
-    ordered = sorted(c_files, key=lambda file: -file.stat().st_size)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        objects = list(threads.map(compile_one, ordered))
+        objects = list(threads.map(compile_one, c_files))
     link = shlex.split(sysconfig.get_config_var("LDSHARED") or "cc -shared")
     done = _run([*compiler, *link[1:], *objects, "-o", str(library)])
     if done.returncode:
