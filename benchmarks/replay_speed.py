@@ -142,9 +142,19 @@ def calibrate() -> float:
     return time.perf_counter() - began
 
 
+def engine() -> str:
+    """Which form of the engine the commands run: "compiled engine" or "interpreted engine"."""
+    version = subprocess.run([_command(), "--version"], capture_output=True, text=True, check=True)
+    return version.stdout.strip().partition("(")[2].rstrip(")")
+
+
+def _command() -> str:
+    return str(Path(sys.executable).with_name("hicache"))
+
+
 def _measure(case: Case, folder: Path) -> None:
     """One run of the command; raises if it fails."""
-    command = [str(Path(sys.executable).with_name("hicache")), "replay", *case.arguments]
+    command = [_command(), "replay", *case.arguments]
     command += ["--out", str(folder / "out"), "--quiet"]
     peaks: dict[int, int] = {}
     ended = 0
@@ -219,7 +229,7 @@ def table(chosen: list[Case], loop_s: list[float], *, judged: bool) -> str:
         rows.append(row)
     lines = [f"| {' | '.join(row)} |" for row in rows]
     spread = f"median {loop:.3f} s, {min(loop_s):.3f} to {max(loop_s):.3f} s"
-    lines += ["", f"Python {sys.version.split()[0]}, the fixed loop: {spread}"]
+    lines += ["", f"Python {sys.version.split()[0]}, {engine()}; the fixed loop: {spread}"]
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ import typer
 
 from cli.trace import trace_app
 from hicache import __version__
+from hicache.compiled import in_use
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +33,8 @@ _PIPE_CLOSED = 141
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"hicache {__version__}")
+        engine = "compiled" if in_use() else "interpreted"
+        print(f"hicache {__version__} ({engine} engine)")
         raise typer.Exit
 
 

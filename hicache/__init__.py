@@ -6,4 +6,8 @@ standard library, numpy and simpy only: no clock, no random module state, no thr
 library.
 """
 
+from hicache import compiled as _compiled
+
 __version__ = "0.1.0"
+
+_compiled.prefer()

@@ -8,29 +8,32 @@ Both refuse to evict: who asks for more than is free has made a mistake.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Protocol
+from typing import final
 
 from hicache.operations import PageRuns
 
 
-class Allocator(Protocol):
+class Allocator:
     """The free pages of one tier. `free` is how many there are."""
+
+    __slots__ = ("free",)
 
     free: int
 
     def take(self, count: int) -> PageRuns:
         """Hand out `count` pages (`count` <= `free`)."""
-        ...
+        raise NotImplementedError
 
     def give(self, pages: PageRuns, count: int) -> None:
         """Take `count` pages back."""
-        ...
+        raise NotImplementedError
 
 
-class PageCounter:
+@final
+class PageCounter(Allocator):
     """Counts pages without naming them; its page lists are empty."""
 
-    __slots__ = ("free",)
+    __slots__ = ()
 
     def __init__(self, capacity: int) -> None:
         self.free = capacity
@@ -46,14 +49,15 @@ class PageCounter:
         self.free += count
 
 
-class PageAllocator:
+@final
+class PageAllocator(Allocator):
     """Hands out page numbers 0 .. capacity - 1.
 
     The smallest free run that holds the whole request is cut; when none does, the largest ones are
     used up first, so that a request is spread over as few runs as can be had.
     """
 
-    __slots__ = ("_by_size", "_by_start", "_starts", "free")
+    __slots__ = ("_by_size", "_by_start", "_starts")
 
     def __init__(self, capacity: int) -> None:
         self.free = capacity

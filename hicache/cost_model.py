@@ -110,15 +110,23 @@ class Line:
             fixed, slope = max(0.0, mean_seconds), 0.0
         elif fixed < 0:
             fixed = 0.0
-            slope = sum(s * t for s, t in samples) / sum(s * s for s, _ in samples)
+            products = squares = 0.0
+            for size, seconds in samples:
+                products += size * seconds
+                squares += size * size
+            slope = products / squares
         self._fixed, self._slope = fixed, slope
 
 
 def _varied(window: list[tuple[float, float]]) -> bool:
     """Whether the sizes differ by more than 1, and by more than 5 % of the largest."""
-    sizes = [size for size, _ in window]
-    largest = max(sizes)
-    return largest - min(sizes) > max(1.0, largest * 0.05)
+    smallest = largest = window[0][0]
+    for size, _ in window:
+        if size > largest:
+            largest = size
+        elif size < smallest:
+            smallest = size
+    return largest - smallest > max(1.0, largest * 0.05)
 
 
 class CostModel:

@@ -20,58 +20,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from heapq import heappop, heappush
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast, final
 
 from simpy import Environment
-from simpy.events import PENDING, Event, EventPriority, Timeout
+from simpy.events import NORMAL, PENDING, EventPriority
 
 from hicache.operations import Completion
 
 T = TypeVar("T")
 
 INPUT_PRIORITY = EventPriority(2)
-FIRST_COMPLETION_PRIORITY = 3
+FIRST_COMPLETION_PRIORITY: Final = 3
 
 
-class Signal(Event, Generic[T]):
-    """A SimPy event that can be awaited, also after it was processed."""
-
-    def __await__(self) -> Generator[Event, Any, T]:
-        if self.callbacks is None:  # type: ignore[redundant-expr]  # processed: nothing to wait for
-            if not self._ok:
-                raise cast(BaseException, self._value)
-            return cast(T, self._value)
-        return (yield self)
-
-
-class Pending(Generic[T]):
-    """An operation under way. `number` is its place in the order of submissions, `submitted_ns` its
-    time.
+class Entry:
+    """What stands on SimPy's queue for the engine and for simulated devices.
 
     It is to SimPy what an Event is (same attributes), in a quarter of the space and time: there is
-    one for every operation.
+    one for every operation, timer and signal.
     """
 
-    __slots__ = ("_defused", "_ok", "_value", "callbacks", "env", "number", "submitted_ns")
+    __slots__ = ("_ok", "callbacks")
 
-    def __init__(self, env: Environment, number: int, submitted_ns: int) -> None:
-        self.env = env
-        self.callbacks: list[Callable[[Any], object]] | None = []
-        self._value: Any = PENDING
-        self._ok = True
-        self.number = number
-        self.submitted_ns = submitted_ns
+    _ok: bool
+    callbacks: list[Callable[[Any], object]] | None
+
+
+class Awaited(Entry, Generic[T]):
+    """An entry that processes of the engine can await, also after it was processed."""
+
+    __slots__ = ("_defused", "_value", "env")
+
+    env: Environment
+    _defused: bool  # SimPy's mark of an error that somebody has seen
+    _value: Any
 
     def __await__(self) -> Generator[Any, Any, T]:
-        if self.callbacks is None:  # processed: nothing to wait for
-            if not self._ok:
-                raise cast(BaseException, self._value)
-            return cast(T, self._value)
-        return (yield self)
+        if self.callbacks is not None:  # not yet processed
+            yield self
+        if not self._ok:
+            raise cast(BaseException, self._value)
+        return cast(T, self._value)
 
     @property
     def triggered(self) -> bool:
-        """Whether the operation is over, though the engine may not have seen it yet."""
+        """Whether it is over, though the engine may not have seen it yet."""
         return self._value is not PENDING
 
     @property
@@ -81,15 +74,65 @@ class Pending(Generic[T]):
 
     @property
     def value(self) -> Any:
-        """The Completion, or the error; to be asked once it is over."""
+        """What came of it (of an operation its Completion), or the error; to be asked once it is
+        over.
+        """
         return self._value
 
 
-class Sleep(Timeout):
+@final
+class Pending(Awaited[T]):
+    """An operation under way. `number` is its place in the order of submissions, `submitted_ns` its
+    time.
+    """
+
+    __slots__ = ("number", "submitted_ns")
+
+    def __init__(self, env: Environment, number: int, submitted_ns: int) -> None:
+        self.env = env
+        self.callbacks = []
+        self._value = PENDING
+        self._ok = True
+        self.number = number
+        self.submitted_ns = submitted_ns
+
+
+@final
+class Signal(Awaited[T]):
+    """Something that a process of the engine waits for and another one brings about."""
+
+    __slots__ = ()
+
+    def __init__(self, env: Environment) -> None:
+        self.env = env
+        self.callbacks = []
+        self._value = PENDING
+        self._ok = True
+
+    def succeed(self, value: Any = None) -> None:
+        """Let whoever waits go on at this instant, with `value`."""
+        assert self._value is PENDING, "a signal was given twice"
+        self._value = value
+        put(self.env, self, NORMAL, self.env._now)
+
+    def fail(self, error: BaseException) -> None:
+        """Let whoever waits see `error` at this instant."""
+        self.succeed(error)
+        self._ok = False
+
+
+@final
+class Sleep(Awaited[None]):
     """A timer that can be awaited."""
 
-    def __await__(self) -> Generator[Event, Any, None]:
-        yield self
+    __slots__ = ()
+
+    def __init__(self, env: Environment, delay_ns: int) -> None:
+        self.env = env
+        self.callbacks = []
+        self._value = None
+        self._ok = True
+        put(env, self, NORMAL, env._now + delay_ns)
 
 
 def stamp(env: Environment, finished_ns: int) -> int:
@@ -120,21 +163,38 @@ def post(
 
 def put(env: Environment, event: Any, priority: int, at_ns: Any) -> None:
     """`Environment.schedule` at a time instead of after a delay, without its two calls."""
-    heappush(env._queue, (at_ns, priority, next(env._eid), event))  # type: ignore[arg-type]
+    queue: list[Any] = env._queue
+    heappush(queue, (at_ns, priority, next(env._eid), event))
 
 
-def drain(env: Environment) -> None:
-    """`Environment.run` to the end, for an environment whose `step` is SimPy's own: the same loop,
-    without a call for each event.
+def drain(env: Environment, most: int) -> bool:
+    """`Environment.run` for at most `most` entries of the queue, where `step` is SimPy's own: the
+    same loop, without a call for each. Returns whether anything is left.
+
+    In pieces, because a signal's handler gets its turn only between them where this module is
+    compiled.
     """
     queue: list[Any] = env._queue
-    while queue:
-        env._now, _, _, event = heappop(queue)
-        callbacks, event.callbacks = event.callbacks, None
-        for callback in callbacks:
-            callback(event)
+    entry: tuple[Any, Any, Any, Any]
+    while queue and most:
+        most -= 1
+        entry = heappop(queue)
+        env._now, _, _, event = entry
+        if isinstance(event, Entry):
+            known = event.callbacks
+            event.callbacks = None
+            assert known is not None, "an entry stood on the queue twice"
+            for callback in known:
+                callback(event)
+            if event._ok:
+                continue
+        else:  # one of SimPy's own
+            callbacks, event.callbacks = event.callbacks, None
+            for callback in callbacks:
+                callback(event)
         if not event._ok and not hasattr(event, "_defused"):
-            raise event._value
+            raise cast(Any, event)._value
+    return bool(queue)
 
 
 def conclude(pending: Pending[Completion], completion: Completion) -> None:
@@ -163,6 +223,7 @@ def completed(env: Environment, number: int, completion: Completion) -> Pending[
     return pending
 
 
+@final
 class Task:
     """A process of the engine: a coroutine that runs at once, up to its first wait, and then from
     event to event.
@@ -172,23 +233,22 @@ class Task:
     out stops the run.
     """
 
-    __slots__ = ("_coroutine", "_wake")
+    __slots__ = ("_coroutine",)
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._coroutine = coroutine
-        self._wake = self._resume
-        self._resume(None)
+        self._go_on()
 
-    def _resume(self, event: Event | None) -> None:
+    def _go_on(self) -> None:
         try:
-            if event is None:
-                target = self._coroutine.send(None)
-            elif event._ok:
-                target = self._coroutine.send(event._value)
-            else:
-                event._defused = True
-                target = self._coroutine.throw(cast(BaseException, event._value))
+            target: Entry = self._coroutine.send(None)
         except StopIteration:
-            del self._wake  # a cycle with itself: nothing is left for a collector
             return
-        target.callbacks.append(self._wake)
+        callbacks = target.callbacks
+        assert callbacks is not None, "an entry that was processed is not waited for"
+        callbacks.append(self._resume)
+
+    def _resume(self, event: Awaited[Any]) -> None:
+        if not event._ok:  # it raises its error in whoever awaits it
+            event._defused = True
+        self._go_on()

@@ -7,6 +7,7 @@ one). Only the engine writes here; nothing here decides anything.
 from __future__ import annotations
 
 from array import array
+from struct import Struct
 
 from hicache.node import TIER_NAMES
 from hicache.operations import DIRECTIONS, Completion, Copy, Direction
@@ -85,6 +86,9 @@ ROW_FIELDS = (
     "retractions",
     "recorded_tokens",  # prompt tokens that the recorded server hit; -1 if the trace does not say
 )
+
+# An array takes a row as bytes in a third of the time that it takes for twenty numbers.
+_pack_row = Struct(f"{len(ROW_FIELDS)}q").pack
 
 
 class Metrics:
@@ -173,8 +177,8 @@ class Metrics:
         pages_total[0] += device
         pages_total[1] += host
         pages_total[2] += storage
-        self.rows.extend(
-            (
+        self.rows.frombytes(
+            _pack_row(
                 request.number, request.arrival_ns, prompt, request.output_tokens,
                 device_tokens, host_tokens, storage_tokens, prompt - to_storage,
                 device, host, storage, request.prompt_pages, request.ideal_pages, *rest,

@@ -13,17 +13,20 @@ The state of a page of the node in tier t is thus read from three numbers:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
     from hicache.arrival import Arrival
     from hicache.operations import PageRuns
 
-DEVICE, HOST, STORAGE = 0, 1, 2
+DEVICE: Final = 0
+HOST: Final = 1
+STORAGE: Final = 2
 TIERS = (DEVICE, HOST, STORAGE)
 TIER_NAMES = ("device", "host", "storage")
 
 
+@final
 class Node:
     """`length` pages with keys `start`, `start + 1`, ... after the `depth` pages of its ancestors.
 

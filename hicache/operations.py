@@ -12,46 +12,124 @@ back. In modes that count pages without naming them the lists are empty.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, final
 
 Direction = Literal["d2h", "h2d", "h2s", "s2h"]
 DIRECTIONS: tuple[Direction, ...] = ("d2h", "h2d", "h2s", "s2h")
 PageRuns = tuple[tuple[int, int], ...]
 
 
-class Copy(NamedTuple):
-    """Move `pages` pages of KV cache, `size_bytes` in all, from one tier to the next."""
+class ByValue:
+    """A record that is compared, shown and unpacked by its `fields`; nobody changes it.
 
-    direction: Direction
-    pages: int
-    size_bytes: int
-    # Runs that are consecutive at the source and the target at once; 1 where pages are only
-    # counted.
-    extents: int
-    source: PageRuns = ()
-    target: PageRuns = ()
+    Written out instead of named tuples: they are made by the ten thousand, and a class with slots
+    is made and read faster, most of all where it is compiled.
+    """
+
+    __slots__ = ()
+
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def fields(self) -> tuple[Any, ...]:
+        """The values in the order of the constructor's arguments."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fields())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ByValue) or type(other) is not type(self):
+            return False
+        return self.fields() == other.fields()
+
+    def __hash__(self) -> int:
+        return hash(self.fields())
+
+    def __repr__(self) -> str:
+        named = zip(self.__match_args__, self.fields(), strict=True)
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in named)})"
 
 
-class Chunk(NamedTuple):
+@final
+class Copy(ByValue):
+    """Move `pages` pages of KV cache, `size_bytes` in all, from one tier to the next.
+
+    `extents`: runs that are consecutive at the source and the target at once; 1 where pages are
+    only counted.
+    """
+
+    __slots__ = ("direction", "extents", "pages", "size_bytes", "source", "target")
+
+    __match_args__ = ("direction", "pages", "size_bytes", "extents", "source", "target")
+
+    def __init__(
+        self,
+        direction: Direction,
+        pages: int,
+        size_bytes: int,
+        extents: int,
+        source: PageRuns = (),
+        target: PageRuns = (),
+    ) -> None:
+        self.direction: Direction = direction
+        self.pages = pages
+        self.size_bytes = size_bytes
+        self.extents = extents
+        self.source = source
+        self.target = target
+
+    def fields(self) -> tuple[Any, ...]:
+        return (
+            self.direction, self.pages, self.size_bytes, self.extents, self.source, self.target,
+        )  # fmt: skip
+
+
+@final
+class Chunk(ByValue):
     """One request's share of a prefill step."""
 
-    request: int
-    new_tokens: int
-    past_tokens: int
+    __slots__ = ("new_tokens", "past_tokens", "request")
+
+    __match_args__ = ("request", "new_tokens", "past_tokens")
+
+    def __init__(self, request: int, new_tokens: int, past_tokens: int) -> None:
+        self.request = request
+        self.new_tokens = new_tokens
+        self.past_tokens = past_tokens
+
+    def fields(self) -> tuple[Any, ...]:
+        return self.request, self.new_tokens, self.past_tokens
 
 
-class Prefill(NamedTuple):
+@final
+class Prefill(ByValue):
     """One prefill step. With `decode_batch` > 0 it also advances that many requests by one token
     each.
     """
 
-    chunks: tuple[Chunk, ...]
-    tokens: int
-    decode_batch: int = 0
-    decode_context_tokens: int = 0
+    __slots__ = ("chunks", "decode_batch", "decode_context_tokens", "tokens")
+
+    __match_args__ = ("chunks", "tokens", "decode_batch", "decode_context_tokens")
+
+    def __init__(
+        self,
+        chunks: tuple[Chunk, ...],
+        tokens: int,
+        decode_batch: int = 0,
+        decode_context_tokens: int = 0,
+    ) -> None:
+        self.chunks = chunks
+        self.tokens = tokens
+        self.decode_batch = decode_batch
+        self.decode_context_tokens = decode_context_tokens
+
+    def fields(self) -> tuple[Any, ...]:
+        return self.chunks, self.tokens, self.decode_batch, self.decode_context_tokens
 
 
-class Decode(NamedTuple):
+@final
+class Decode(ByValue):
     """A burst: up to `max_steps` decode steps of one batch.
 
     `context_tokens` is the sum of the requests' lengths before the first step; each step adds
@@ -59,16 +137,27 @@ class Decode(NamedTuple):
     (`Lanes.end_burst`).
     """
 
-    batch: int
-    context_tokens: int
-    max_steps: int
-    requests: tuple[int, ...] = ()
+    __slots__ = ("batch", "context_tokens", "max_steps", "requests")
+
+    __match_args__ = ("batch", "context_tokens", "max_steps", "requests")
+
+    def __init__(
+        self, batch: int, context_tokens: int, max_steps: int, requests: tuple[int, ...] = ()
+    ) -> None:
+        self.batch = batch
+        self.context_tokens = context_tokens
+        self.max_steps = max_steps
+        self.requests = requests
+
+    def fields(self) -> tuple[Any, ...]:
+        return self.batch, self.context_tokens, self.max_steps, self.requests
 
 
 Operation = Copy | Prefill | Decode
 
 
-class Completion(NamedTuple):
+@final
+class Completion(ByValue):
     """What the machine says of a finished operation. Times in ns on the environment's clock.
 
     submitted <= started <= finished <= stamp. `setup_ns` is the part of finished - submitted that
@@ -76,15 +165,50 @@ class Completion(NamedTuple):
     and `step_ends_ns` belong to `Decode`: how many steps were done and when each ended.
     """
 
-    number: int
-    operation: Operation
-    submitted_ns: int
-    started_ns: int
-    finished_ns: int
-    stamp_ns: int
-    setup_ns: int = 0
-    steps: int = 0
-    step_ends_ns: tuple[int, ...] = ()
+    __slots__ = (
+        "finished_ns", "number", "operation", "setup_ns", "stamp_ns", "started_ns", "step_ends_ns",
+        "steps", "submitted_ns",
+    )  # fmt: skip
+
+    __match_args__ = (
+        "number", "operation", "submitted_ns", "started_ns", "finished_ns", "stamp_ns", "setup_ns",
+        "steps", "step_ends_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        operation: Operation,
+        submitted_ns: int,
+        started_ns: int,
+        finished_ns: int,
+        stamp_ns: int,
+        setup_ns: int = 0,
+        steps: int = 0,
+        step_ends_ns: tuple[int, ...] = (),
+    ) -> None:
+        self.number = number
+        self.operation = operation
+        self.submitted_ns = submitted_ns
+        self.started_ns = started_ns
+        self.finished_ns = finished_ns
+        self.stamp_ns = stamp_ns
+        self.setup_ns = setup_ns
+        self.steps = steps
+        self.step_ends_ns = step_ends_ns
+
+    def fields(self) -> tuple[Any, ...]:
+        return (
+            self.number, self.operation, self.submitted_ns, self.started_ns, self.finished_ns,
+            self.stamp_ns, self.setup_ns, self.steps, self.step_ends_ns,
+        )  # fmt: skip
+
+    def ended(self, finished_ns: int, stamp_ns: int) -> Completion:
+        """The same operation, finished at another time."""
+        return Completion(
+            self.number, self.operation, self.submitted_ns, self.started_ns, finished_ns, stamp_ns,
+            self.setup_ns, self.steps, self.step_ends_ns,
+        )  # fmt: skip
 
     @property
     def recurring_ns(self) -> int:

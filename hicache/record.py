@@ -300,7 +300,10 @@ def deliver(env: Environment, at_ns: int, act: Callable[[], object]) -> None:
 
 
 def _encode(operation: Operation) -> list[object]:
-    return [type(operation).__name__, *operation]
+    fields = operation.fields()
+    if type(operation) is Prefill:
+        fields = ([chunk.fields() for chunk in operation.chunks], *fields[1:])
+    return [type(operation).__name__, *fields]
 
 
 def _decode(items: list[Any]) -> Operation:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 from simpy import Environment
 
@@ -43,6 +43,7 @@ from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree, Match
 
 
+@final
 class Scheduler:
     """Serves requests on one GPU. `on_step` is called before each GPU step (integrity checks,
     progress).
@@ -449,7 +450,7 @@ class Scheduler:
         batch, tree = self._batch, self._tree
         steps = batch.steps_to_first_finish
         need = batch.pages_for(steps)
-        pages: PageRuns | None = ()
+        pages: PageRuns = ()
         if need:
             if need > self._device.available:
                 steps = batch.steps_within(self._device.available, steps)
@@ -458,8 +459,9 @@ class Scheduler:
                         await self._idle()
                     return
                 need = batch.pages_for(steps)
-            pages = tree.take(DEVICE, need)
-            assert pages is not None
+            taken = tree.take(DEVICE, need)
+            assert taken is not None
+            pages = taken
         requests: tuple[int, ...] = ()
         if tree.named:
             requests = tuple(run.request.number for run in batch)

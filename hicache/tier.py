@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
-from typing import Literal
+from typing import Literal, final
 
 from hicache.allocator import Allocator, PageAllocator, PageCounter, cut
 from hicache.eviction import KEY_CAN_FALL, STRATEGIES, Key, lru
@@ -22,6 +22,7 @@ from hicache.node import HOST, STORAGE, Node
 from hicache.options import EvictionName
 
 
+@final
 class Tier:
     """Pages of one tier. `index` is DEVICE, HOST or STORAGE."""
 

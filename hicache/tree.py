@@ -22,7 +22,7 @@ The tree never sees text, time or devices. Every method is atomic: nothing here 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, final
 
 from hicache.allocator import cut, join
 from hicache.node import DEVICE, HOST, STORAGE, TIERS, Node
@@ -35,18 +35,23 @@ if TYPE_CHECKING:
     from hicache.arrival import Arrival
 
 
-class Match(NamedTuple):
+@final
+class Match:
     """Where a walk ended: `node` ends at page `depth`; each tier holds that many leading pages of
     the path.
     """
 
-    node: Node
-    depth: int
-    device: int
-    host: int
-    storage: int
+    __slots__ = ("depth", "device", "host", "node", "storage")
+
+    def __init__(self, node: Node, depth: int, device: int, host: int, storage: int) -> None:
+        self.node = node
+        self.depth = depth
+        self.device = device
+        self.host = host
+        self.storage = storage
 
 
+@final
 class HiRadixTree:
     """The tree and its three tiers."""
 

@@ -58,15 +58,16 @@ class UntimedServer:
         if self._caches_outputs and request.output_tokens > 1:
             kv_tokens += request.output_tokens - 1
         need = -(-kv_tokens // page) - held
-        pages: PageRuns | None = ()
+        pages: PageRuns = ()
         if need > 0:
-            pages = tree.take(DEVICE, need)
-            if pages is None:
+            taken = tree.take(DEVICE, need)
+            if taken is None:
                 raise InputError(
                     f"request {request.number} (counted from 0): its {kv_tokens} tokens "
                     f"need {need + held} pages of "
                     f"{page} tokens, but L1 has {tree.tiers[DEVICE].capacity}: give a larger --l1"
                 )
+            pages = taken
         hits = (held, 0, 0)
         goal = max(match.host, match.storage)
         if self._restores and goal > held:

@@ -30,6 +30,10 @@ class Line:
         self._inner = self.xs[1:-1]
 
     def __call__(self, x: float) -> float:
+        return self.at(x)
+
+    def at(self, x: float) -> float:
+        """The line's value at `x`."""
         piece = bisect_right(self._inner, x)
         y = self.ys[piece] + (x - self.xs[piece]) * self.slopes[piece]
         return y if y > 0.0 else 0.0

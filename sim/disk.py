@@ -111,4 +111,4 @@ class BlockTimes:
         largest = times.xs[-1]
         if block_bytes > largest:
             return times.ys[-1] * block_bytes / largest
-        return max(1.0, times(block_bytes))
+        return max(1.0, times.at(block_bytes))

@@ -119,5 +119,5 @@ class _Fate:
             finished_ns = outcome.finished_ns
         stamp_ns = stamp(env, finished_ns)
         if isinstance(outcome, Completion):
-            outcome = outcome._replace(finished_ns=finished_ns, stamp_ns=stamp_ns)
+            outcome = outcome.ended(finished_ns, stamp_ns)
         post(env, outer, outcome, stamp_ns)

@@ -66,7 +66,7 @@ class Gpu:
         else:
             self._burst = None
             self._steps = 0
-            self._finish_ns = ready_ns + self._model.prefill_ns(operation)  # pyright: ignore
+            self._finish_ns = ready_ns + self._model.prefill_ns(operation)
         env = self._env
         priority = FIRST_COMPLETION_PRIORITY + pending.number
         self._timer = Timer(env, self._finish_ns + 1 - env._now, self._callbacks, priority)

@@ -37,7 +37,7 @@ class Host:
         self.free_ns = 0
         self._copies_free_ns = 0
         rates = line(profile.copy_bytes_per_s.points)
-        self._copy_rate = rates(min(copy_threads or profile.copy_threads.value, rates.xs[-1]))
+        self._copy_rate = rates.at(min(copy_threads or profile.copy_threads.value, rates.xs[-1]))
 
     def issue_copy(self, now_ns: int, operation: Copy) -> int:
         """When the engine's thread, asked at `now_ns`, has the copy ready for its device."""
@@ -45,7 +45,7 @@ class Host:
         if self._overhead is not None and operation.direction == "h2d":
             if operation.size_bytes > self._largest:
                 self._watch.above("bytes of a restore", operation.size_bytes, self._largest)
-            took += int(self._overhead(operation.size_bytes) + 0.5)
+            took += int(self._overhead.at(operation.size_bytes) + 0.5)
         self.free_ns = (now_ns if now_ns > self.free_ns else self.free_ns) + took
         return self.free_ns
 

@@ -67,7 +67,7 @@ class SimLanes:
             host = self._host  # its thread is busy for `step_ns` before the step is ready
             free_ns = host.free_ns
             host.free_ns = ready_ns = (now if now > free_ns else free_ns) + host.step_ns
-            self._gpu.submit(pending, operation, ready_ns)  # pyright: ignore[reportArgumentType]
+            self._gpu.submit(pending, operation, ready_ns)
         return pending
 
     def end_burst(self, pending: Pending[Completion]) -> None:

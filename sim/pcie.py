@@ -90,11 +90,11 @@ class _Way:
         if known is not None:
             return known
         if self._mode == "dma" and operation.extents > 1:
-            ns = operation.extents * self._alone(operation.size_bytes / operation.extents)
+            ns = operation.extents * self._alone.at(operation.size_bytes / operation.extents)
         else:
-            ns = self._alone(operation.size_bytes)
+            ns = self._alone.at(operation.size_bytes)
         if self._pack is not None:
-            ns += self._pack(operation.size_bytes)
+            ns += self._pack.at(operation.size_bytes)
         known = max(1, int(ns + 0.5))
         if len(self._known) < MOST_KNOWN:
             self._known[operation.size_bytes, operation.extents] = known

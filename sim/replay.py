@@ -33,6 +33,9 @@ from traces.load import arriving
 from traces.reader import Trace
 from traces.source import Progress
 
+# Between two looks for Ctrl-C: some hundredths of a second.
+EVENTS_AT_ONCE = 1000
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -105,7 +108,8 @@ class Run:
         if self.replaying is not None:
             self.replaying.deliver_inputs(self.engine)
         self.engine.serve(requests, self.load, reads_ahead=not self.trace.layout.timed)
-        drain(self.env)
+        while drain(self.env, EVENTS_AT_ONCE):
+            pass
         assert self.engine.scheduler.running == 0, "the run ended with requests under way"
 
     def outcome(self) -> Outcome:

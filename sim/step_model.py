@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Protocol
 
-from hicache.operations import Prefill
+from hicache.operations import Chunk, Prefill
 from scenario.profile import Curve, GpuProfile, Surface
 from sim.burst import SHIFT, Burst, Piece
 from sim.curves import Line, line, monotone
@@ -86,7 +86,7 @@ class CurveStepModel:
     def _tokens_ns(self, tokens: int) -> int:
         if tokens > self._largest:
             self._watch.above("tokens of a step", tokens, self._largest)
-        return int(self._curve(tokens) + 0.5)
+        return int(self._curve.at(tokens) + 0.5)
 
 
 class PartsStepModel:
@@ -108,23 +108,22 @@ class PartsStepModel:
         chunks = step.chunks
         took = self._dense_ns(step.tokens + step.decode_batch)
         if len(chunks) == 1 and not step.decode_batch:
-            _, new, past = chunks[0]
-            return int(took + self._prefill(new, past) + 0.5)
+            return int(took + self._prefill.ns(chunks[0]) + 0.5)
         floor = self._floor
         above = 0.0
-        for _, new, past in chunks:
-            above += max(0.0, self._prefill(new, past) - floor)
+        for chunk in chunks:
+            above += max(0.0, self._prefill.ns(chunk) - floor)
         if step.decode_batch:
             self.joint_prefills += 1
             batch = step.decode_batch
             attention = self._decode.within(batch, step.decode_context_tokens)
-            above += max(0.0, attention(step.decode_context_tokens / batch) - floor)
+            above += max(0.0, attention.at(step.decode_context_tokens / batch) - floor)
         elif len(chunks) > 1:
             self.joint_prefills += 1
         return int(took + floor + above + 0.5)
 
     def decode_ns(self, batch: int, context_tokens: int) -> int:
-        return int(self._row(batch, context_tokens)(context_tokens / batch) + 0.5)
+        return int(self._row(batch, context_tokens).at(context_tokens / batch) + 0.5)
 
     def burst(self, batch: int, context_tokens: int, max_steps: int) -> Burst:
         row = self._row(batch, context_tokens)
@@ -161,7 +160,7 @@ class PartsStepModel:
     def _dense_ns(self, tokens: int) -> float:
         if tokens > self._dense_largest:
             self._watch.above("tokens of a step", tokens, self._dense_largest)
-        return self._dense(tokens)
+        return self._dense.at(tokens)
 
 
 class _PrefillAttention:
@@ -187,15 +186,17 @@ class _PrefillAttention:
         self._largest_past = min(pasts[-1] for pasts, _ in columns.values())
         self._watch = watch
 
-    def __call__(self, new: int, past: int) -> float:
+    def ns(self, chunk: Chunk) -> float:
+        """What the attention of `chunk` takes."""
+        new, past = chunk.new_tokens, chunk.past_tokens
         if new > self._largest_new:
             self._watch.above("new tokens of a prefill chunk", new, self._largest_new)
         if past > self._largest_past:
             self._watch.above("past tokens of a prefill chunk", past, self._largest_past)
         left = bisect_right(self._inner, new)
         low, high = self._news[left], self._news[left + 1]
-        upper = self._columns[left + 1](past)
-        lower = self._columns[left](past)
+        upper = self._columns[left + 1].at(past)
+        lower = self._columns[left].at(past)
         if lower > upper:
             lower = upper
         # Pairs of tokens, twice, at both neighbours and here.
@@ -266,7 +267,7 @@ class _DecodeAttention:
         bends = sorted({*low.xs, *high.xs})
         times: list[float] = []
         for context in bends:
-            below, above = low(context), high(context)
+            below, above = low.at(context), high.at(context)
             ns = below + share * (above - below)
             times.append(max(ns, times[-1]) if times else max(ns, 0.0))
         return Line(bends, times), int(min(low.xs[-1], high.xs[-1]))

@@ -14,16 +14,16 @@ from typing import Any
 from simpy import Environment
 from simpy.events import NORMAL
 
-from hicache.kernel import put
+from hicache.kernel import Entry, put
 
 # What a device's timers call. A list, because that is what SimPy takes; nobody changes it.
-Callbacks = list[Callable[[Any], None]]
+Callbacks = list[Callable[[Any], object]]
 
 
-class Timer:
+class Timer(Entry):
     """Calls `callbacks`, with itself, after `delay_ns`. To SimPy it is what an Event is."""
 
-    __slots__ = ("_ok", "callbacks")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -32,6 +32,6 @@ class Timer:
         callbacks: Callbacks,
         priority: int = NORMAL,
     ) -> None:
-        self.callbacks: Callbacks | None = callbacks
+        self.callbacks = callbacks
         self._ok = True
         put(env, self, priority, env._now + delay_ns)

@@ -33,7 +33,7 @@ def test_replay_speed_smoke() -> None:
         "cost, page 512, trace 4 times",
     ):
         assert f"| {name}" in said
-    assert "the fixed loop: median" in said
+    assert "interpreted engine; the fixed loop: median" in said
     assert "MISSED" not in said, "a smoke run judges nothing"
 
 
