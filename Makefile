@@ -39,7 +39,7 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev,hw]'
 	@$(BIN)/python scripts/compile_engine.py || true
 	touch $(VENV)/.installed $@
 

@@ -202,6 +202,43 @@ def replay(
     raise typer.Exit(code)
 
 
+@app.command("run")
+def run_live(
+    scenario: Annotated[str, typer.Argument(help="Scenario file (TOML): docs/scenario.md.")],
+    device: Annotated[
+        str, typer.Option(help="cuda, or cpu: the same code on CPU tensors, slow. [cuda]")
+    ] = "cuda",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of docs/scenario.md; repeatable."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Result folder. [results/run-TRACE]")] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the result's folder, no table.")
+    ] = False,
+) -> None:
+    """Replay a trace on this machine's GPU: real transfers, a real L3 file, a real model.
+
+    It takes as long as the trace does (trace.speed makes it shorter), writes the same result
+    folder as a replay and the record of completions; `hicache replay --record FOLDER` repeats it
+    anywhere, decision for decision. Needs the extra `hw` (torch, triton, transformers).
+
+    Example: hicache run scenario.toml --set tiers.l1=8GiB --set hw.l3_backend=direct
+    """
+    from hicache.errors import InputError
+    from scenario.load import parse_assignments
+
+    if device not in ("cuda", "cpu"):
+        raise InputError(f'--device is "{device}": it must be cuda or cpu')
+    try:
+        from hw.run_command import run_live_scenario
+    except ImportError as error:
+        raise InputError(f"hicache run needs {error.name}: pip install 'hicache-lab[hw]'") from None
+    overrides = parse_assignments(assignments or [])
+    code = run_live_scenario(scenario, overrides, device=device, out=out, show=not quiet)
+    raise typer.Exit(code)
+
+
 app.add_typer(trace_app, name="trace")
 
 

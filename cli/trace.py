@@ -17,6 +17,15 @@ class _CommandsOnDemand(TyperGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(NAMES)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in NAMES and not args[0].startswith("-"):
+            from scenario.names import nearest
+
+            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], NAMES)}.")
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in NAMES:
             return None

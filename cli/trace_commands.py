@@ -84,9 +84,16 @@ def info(
         int | None,
         typer.Option(
             metavar="TOKENS",
-            help="Pages for which the ideal hit rate is also given. [a block; 16 without such]",
+            help="Pages for which ideal hits are also given. [64, as in a replay; else a block]",
         ),
     ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            show_default=False,
+            help="Also give cache sizes in GiB of KV of this model: Qwen3-8B, or a config.json.",
+        ),
+    ] = "",
     block_size: TraceBlockOption = None,
     tokenizer: TokenizerOption = "",
     on_error: OnErrorOption = "stop",
@@ -100,18 +107,26 @@ def info(
     """
     from traces.info import trace_info
 
+    geometry = None
+    if model:
+        from scenario.geometry import load_geometry
+
+        geometry = load_geometry(model)
     source = open_input(trace, block_size, tokenizer, on_error)
     with source.bar.shown("reading"):
         report = trace_info(source.trace, page_size)
     if as_json:
         import json
 
-        json.dump(report.as_dict(), sys.stdout, indent=2)
+        numbers = report.as_dict()
+        if geometry is not None:
+            numbers["kv_bytes_per_token"] = geometry.kv_bytes_per_token
+        json.dump(numbers, sys.stdout, indent=2)
         print()
     else:
         from cli.trace_table import print_info
 
-        print_info(report)
+        print_info(report, geometry)
 
 
 @_app.command()
@@ -119,9 +134,11 @@ def convert(
     trace: TraceArgument,
     out: OutArgument,
     to: ToOption = "hicache",
-    block_size: Annotated[
+    out_block_size: Annotated[
         int | None,
         typer.Option(
+            "--out-block-size",
+            "--block-size",
             metavar="TOKENS",
             help="Tokens of one id of OUT, for mooncake and bailian. [mooncake: 512, bailian: 16]",
         ),
@@ -138,7 +155,7 @@ def convert(
 
     Example: hicache trace convert sharegpt.json talk.jsonl.gz --tokenizer tokenizer.json
     """
-    writer = writer_of(to, block_tokens=block_size)
+    writer = writer_of(to, block_tokens=out_block_size)
     check_out(out, trace, force=force)
     source = open_input(trace, trace_block_size, tokenizer, on_error)
     save(source.trace.stream, writer, out, source)
@@ -247,10 +264,21 @@ def anonymize(
             help="The same salt gives the same ids, for several files that share. [random]",
         ),
     ] = None,
-    block_size: Annotated[
+    out_block_size: Annotated[
         int | None,
-        typer.Option(metavar="TOKENS", help="Tokens of one id of OUT. [as TRACE's blocks, or 64]"),
+        typer.Option(
+            "--out-block-size",
+            "--block-size",
+            metavar="TOKENS",
+            help="Tokens of one id of OUT. [as TRACE's blocks, or 64]",
+        ),
     ] = None,
+    keep_recorded: Annotated[
+        bool,
+        typer.Option(
+            "--keep-recorded", help="Keep how many tokens the recorded server found in its cache."
+        ),
+    ] = False,
     to: ToOption = "hicache",
     trace_block_size: OtherTraceBlockOption = None,
     tokenizer: TokenizerOption = "",
@@ -260,11 +288,13 @@ def anonymize(
     """Turn texts and token ids into block ids that keep the sharing and nothing else.
 
     Ids are salted hashes: without the salt, which is thrown away unless given, no guessed text can
-    be tested against them. Names of sessions become numbers, times start at 0.
+    be tested against them. Names of sessions become numbers, times start at 0. What can still be
+    seen is said in the end.
 
     Example: hicache trace anonymize calls.jsonl share-me.jsonl.gz --tokenizer tokenizer.json
     """
     from traces.anonymize import anonymize as anonymous
+    from traces.anonymize import what_remains
 
     # The same in each pass.
     salt_bytes = _salt(salt)
@@ -272,17 +302,18 @@ def anonymize(
     source = open_input(trace, trace_block_size, tokenizer, on_error)
 
     def hidden() -> RowStream:
-        return anonymous(source.trace.stream(), salt=salt_bytes, block_tokens=block_size)
+        return anonymous(
+            source.trace.stream(),
+            salt=salt_bytes,
+            block_tokens=out_block_size,
+            recorded="kept" if keep_recorded else "left out",
+        )
 
-    layout = hidden().layout
+    anonymized = hidden()
+    layout = anonymized.layout
     blocks = layout.block_tokens if to in ("mooncake", "bailian") and layout.has_ids else None
-    save(hidden, writer_of(to, block_tokens=blocks), out, source)
-    same = f"prompts start with the same blocks of {layout.block_tokens} tokens, and which "
-    say(
-        out,
-        "what can still be seen: when requests came, how long prompts and answers are, which "
-        f"{same if layout.has_ids else ''}requests are of one session",
-    )
+    features = save(hidden, writer_of(to, block_tokens=blocks), out, source)
+    say(out, f"what can still be seen: {what_remains(anonymized, features)}")
     if salt is not None:
         say(out, "whoever has the salt can test whether a prompt starts with a text they guess")
 

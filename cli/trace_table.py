@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from scenario.geometry import ModelGeometry
 from traces.report import Ideal, Spread, TraceInfo
 
 LISTED_BAD_ROWS = 5
 WIDE = 200
 
 
-def print_info(info: TraceInfo) -> None:
-    """Print the report to standard output."""
+def print_info(info: TraceInfo, geometry: ModelGeometry | None = None) -> None:
+    """Print the report to standard output; with `geometry`, caches also in GiB of its KV."""
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=WIDE)
+    if console.is_terminal:
+        _print(console, info, geometry)
+        return
+    # Tables are padded: a file or a pipe gets their lines without the blanks at the end.
+    padded = io.StringIO()
+    _print(Console(file=padded, highlight=False, markup=False, width=WIDE), info, geometry)
+    print("\n".join(line.rstrip() for line in padded.getvalue().splitlines()))
+
+
+def _print(console: Console, info: TraceInfo, geometry: ModelGeometry | None) -> None:
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
     for name, value in _facts(info):
         facts.add_row(name, value)
     console.print(facts)
-    console.print(_lengths(info))
+    tables = [_lengths(info)]
     if info.reuse:
-        console.print(_reuse(info))
+        tables.append(_reuse(info, geometry))
     sharing = info.sharing
     if sharing is not None and sharing.top_prefixes:
-        console.print(_prefixes(info))
+        tables.append(_prefixes(info))
+    for table in tables:
+        console.print()
+        console.print(table)
+    if info.looks_wrong or info.notes or info.listed_bad_rows:
+        console.print()
     for name, lines in (("looks wrong", info.looks_wrong), ("note", info.notes)):
         for line in lines:
             console.print(f"{name}: {line}", soft_wrap=True)
@@ -50,13 +65,16 @@ def _facts(info: TraceInfo) -> Iterator[tuple[str, str]]:
         )
     yield "requests", f"{info.requests:,}{rate}"
     if info.untimed_requests:
-        yield "", f"{info.untimed_requests:,} without a time: they wait for answers"
+        yield "", f"{info.untimed_requests:,} without a time, {_waiting(info)}"
     if info.sessions:
         outside = info.requests - round(info.turns.total)
         more = f"; {outside:,} requests are of none" if outside else ""
         yield "sessions", f"{info.sessions:,}{more}"
-    if info.hints:
-        yield "replay hints", ", ".join(f"{name} {value}" for name, value in info.hints.items())
+    hints = dict(info.hints)
+    if first_day := hints.pop("first_day", None):
+        yield "first day", str(first_day)
+    if hints:
+        yield "replay hints", ", ".join(f"{name} {value}" for name, value in hints.items())
     ideal, pages = info.ideal, info.ideal_pages
     if ideal is None or pages is None:
         yield "ids", "none: no prompt shares anything with another"
@@ -65,12 +83,14 @@ def _facts(info: TraceInfo) -> Iterator[tuple[str, str]]:
     kind = info.counted
     yield (
         kind,
-        f"{ideal.blocks:,} {of} in prompts; "
-        f"{info.unique_blocks:,} distinct, named answers included",
+        f"{ideal.blocks:,} {of} in prompts; in prompts and named answers "
+        f"{info.unique_blocks:,} distinct ones",
     )
     yield "ideal hits", _rates(ideal, kind)
     if (pages.block_tokens, pages.blocks) != (ideal.block_tokens, ideal.blocks):
-        yield "", _rates(pages, f"full pages of {pages.block_tokens:,} tokens")
+        of = f"full pages of {pages.block_tokens:,} tokens"
+        same = f"{pages.hit_rate_tokens:.4f}" == f"{ideal.hit_rate_tokens:.4f}"
+        yield "", f"{pages.hit_rate_blocks:.4f} of {of}" if same else _rates(pages, of)
     recorded = info.recorded
     if recorded is not None:
         yield (
@@ -82,7 +102,7 @@ def _facts(info: TraceInfo) -> Iterator[tuple[str, str]]:
     if sharing is not None:
         yield (
             "prompt tokens",
-            f"{_percent(sharing.used_once)} in blocks of one prompt, "
+            f"{_percent(sharing.used_once)} in {_unit(info)} of one prompt, "
             f"{_percent(sharing.used_2_to_9_times)} of 2 to 9, "
             f"{_percent(sharing.used_10_times_or_more)} of 10 or more, "
             f"{_percent(sharing.without_id)} in none",
@@ -110,16 +130,29 @@ def _lengths(info: TraceInfo) -> Table:
     return table
 
 
-def _reuse(info: TraceInfo) -> Table:
-    table = _table("LRU cache for", *(f"{each.part:.0%}" for each in info.reuse))
-    unit = "blocks" if info.counted == "blocks" else "pages"
+def _waiting(info: TraceInfo) -> str:
+    if info.waiting_requests == info.untimed_requests:
+        return "all of which wait for an answer"
+    return f"{info.waiting_requests:,} of which wait for an answer"
+
+
+def _unit(info: TraceInfo) -> str:
+    """What `reuse` and `sharing` count."""
+    return "blocks" if info.counted == "blocks" else "pages"
+
+
+def _reuse(info: TraceInfo, geometry: ModelGeometry | None) -> Table:
+    parts = (f"{each.part:.0%}" for each in info.reuse)
+    table = _table("LRU cache for a part of the ideal hits", *parts)
     table.add_row("tokens", *(f"{each.tokens:,}" for each in info.reuse))
     table.add_row(
-        f"{unit} of {info.reuse_block_tokens:,} tokens",
+        f"{_unit(info)} of {info.reuse_block_tokens:,} tokens",
         *(f"{each.blocks:,}" for each in info.reuse),
     )
-    table.caption = "of the ideal hits"
-    table.caption_justify = "left"
+    if geometry is not None:
+        of_token = geometry.kv_bytes_per_token
+        sizes = (_number(each.tokens * of_token / (1 << 30)) for each in info.reuse)
+        table.add_row(f"GiB of {geometry.name}'s KV", *sizes)
     return table
 
 
@@ -133,7 +166,7 @@ def _prefixes(info: TraceInfo) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
     return table

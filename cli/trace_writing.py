@@ -107,12 +107,13 @@ def save(
     out: str,
     source: Input | None = None,
     features: Features | None = None,
-) -> None:
+) -> Features:
     """Write the rows of `make()`, a new pass each time, and say what became of them.
 
     What is lost is said before anything is written: after a pass that looks for it, or, where the
     trace can be read only once, as what may be lost, and exactly when it is done. `source` is where
-    the rows come from, if from a trace, and `features` what they have, if that is known.
+    the rows come from, if from a trace, and `features` what they have, if that is known. Returned
+    is what the rows turned out to have.
     """
     rereadable = source is None or source.trace.rereadable
     stream = make()
@@ -138,9 +139,13 @@ def save(
         bad = source.trace.bad
         named = "; ".join(str(each) for each in bad.listed[:NAMED_BAD_ROWS])
         more = "; ..." if bad.count > NAMED_BAD_ROWS else ""
-        say(out, f"left out: {bad.count:,} malformed rows: {named}{more}")
+        say(
+            out,
+            f"left out: {bad.count:,} malformed row{'s' if bad.count > 1 else ''}: {named}{more}",
+        )
     name = "standard output" if out == "-" else out
     say(out, f"{name}: {done.requests:,} requests as {writer.name}, sha256 {hashed.hexdigest()}")
+    return done.features
 
 
 @contextmanager

@@ -34,6 +34,7 @@ def run_checks(run: FinishedRun, rows: Rows) -> list[str]:
     bytes_moved(run)
     return [
         *timestamps_unit(run, rows),
+        *context_length(run, rows),
         *idle_tiers(run),
         *overload(run, rows),
         *outside_range(run),
@@ -89,10 +90,31 @@ def bytes_moved(run: FinishedRun) -> None:
         raise SelfCheckError(f"bytes_moved: {hit} pages hit in L2 and L3, {loaded} loaded to L1")
 
 
+def context_length(run: FinishedRun, rows: Rows) -> list[str]:
+    """Requests longer than the model's context."""
+    most = run.geometry.max_context_tokens
+    if not most:
+        return []
+    longer = sum(
+        prompt + made > most
+        for prompt, made in zip(
+            rows.column("prompt_tokens"), rows.column("output_tokens"), strict=True
+        )
+    )
+    if not longer:
+        return []
+    return [
+        f"context_length: {longer:,} of {len(rows):,} requests are longer than the {most:,} tokens "
+        f"that {run.geometry.name} is made for; they are replayed as if it were made for more"
+    ]
+
+
 def idle_tiers(run: FinishedRun) -> list[str]:
     """A tier that was paid for and served nothing, or next to nothing, and the reason if it is
     known.
     """
+    if not run.trace.layout.has_ids:
+        return []  # nothing could be hit, in whatever tier
     metrics, options = run.engine.metrics, run.options
     _, host, storage = metrics.cached_tokens
     prompt = max(metrics.prompt_tokens, 1)
@@ -143,12 +165,14 @@ def overload(run: FinishedRun, rows: Rows) -> list[str]:
     grows = all(early < late for early, late in pairwise(waits))
     if span <= 0 or not grows or drain < span * 0.02 or waits[3] < span * 0.01:
         return []
-    speed = run.trace.speed * span / (span + drain) * 0.9
+    share = span / (span + drain) * 0.9
+    rate = run.scenario.load.rate
+    advice = f"--rate {rate * share:.2g}" if rate else f"--speed {run.trace.speed * share:.2g}"
     return [
         f"overload: the queue only grows (mean wait {waits[0] / 1e9:.1f} s in the first quarter of "
         f"the requests, {waits[3] / 1e9:.1f} s in the last; {drain / 1e9:.0f} s of work left when "
         f"the trace ended): times say how long the trace is, not how fast the machine is. "
-        f"Try --speed {speed:.2g}"
+        f"Try {advice}"
     ]
 
 

@@ -39,6 +39,7 @@ def summarise(run: FinishedRun, rows: Rows) -> dict[str, object]:
             "format": run.trace.format,
             "sha256": facts.sha256 or None,
             "block_tokens": run.trace.block_tokens,
+            "has_ids": run.trace.layout.has_ids,
             "requests": facts.requests,
             "duration_s": facts.duration_s,
             "speed": run.trace.speed,
@@ -66,7 +67,7 @@ def summarise(run: FinishedRun, rows: Rows) -> dict[str, object]:
     if timed:
         summary |= _times(metrics, rows)
     summary |= _traffic(run, timed)
-    summary["warnings"] = [*run.warnings, *facts.warnings, *run_checks(run, rows)]
+    summary["warnings"] = [*facts.warnings, *run.notes, *run.warnings, *run_checks(run, rows)]
     summary["estimates"] = [
         {"key": each.key, "how": each.how}
         for each in (run.machine.estimates() if run.machine is not None else ())

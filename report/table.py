@@ -75,7 +75,9 @@ def print_sessions(columns: Mapping[str, Any], most: int = 10) -> None:
     if not rows:
         console.print("the trace has no sessions")
         return
-    title = f"the {most} longest of {len(rows):,} sessions" if len(rows) > most else "sessions"
+    title = "sessions, by prompt tokens"
+    if len(rows) > most:
+        title = f"the {most} of {len(rows):,} sessions with the most prompt tokens"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     table.add_column("session")
     for name in ("requests", "prompt tokens", "hit", "mean TTFT ms"):
@@ -85,7 +87,7 @@ def print_sessions(columns: Mapping[str, Any], most: int = 10) -> None:
         first = row["mean_ttft_ns"]
         table.add_row(
             _plain(row["session"]), f"{row['requests']:,}", f"{row['prompt_tokens']:,}",
-            _percent(row["cache_hit_rate"]), _ms(None if first is None else first / 1e6),
+            _percent(row["cache_hit_rate"]), _ms(first / 1e6 if first else None),
         )  # fmt: skip
     console.print(table)
 
@@ -122,6 +124,12 @@ def _load(load: Mapping[str, Any]) -> str:
 
 def _source_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rates, rows = summary["hit_rates"], []
+    if not summary["trace"]["has_ids"]:
+        computed = f"{summary['prompt_tokens']:,}"
+        return [
+            ("computed", computed, "100.00 %", "", "", "", ""),
+            ("hit: unknown, the trace has lengths only", "", "", "", "", "", ""),
+        ]
     tokens, pages = rates["all"]["tokens"], rates["all"]["pages"]
     half = rates["last_half"]["tokens"]
     for tier, label in _NAMES.items():
@@ -181,7 +189,7 @@ def _lines(summary: Mapping[str, Any]) -> list[str]:
     if summary["mode"] == "timed":
         rate, gpu = summary["throughput"], summary["gpu"]
         lines.append(
-            f"{rate['requests_per_s']:.2f} requests/s, {rate['prompt_tokens_per_s']:,.0f} prompt "
+            f"{rate['requests_per_s']:.3g} requests/s, {rate['prompt_tokens_per_s']:,.0f} prompt "
             f"and {rate['output_tokens_per_s']:,.0f} output tokens/s over "
             f"{rate['duration_s']:,.0f} s; GPU busy {gpu['busy_fraction']:.0%}"
         )

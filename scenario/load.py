@@ -200,6 +200,8 @@ def _absolute(path: str, folder: str) -> str:
 _LOCATE = {
     "trace.path": _trace_path,
     "trace.tokenizer": _trace_path,
+    "hw.weights": _trace_path,
+    "hw.l3_path": _trace_path,
     "model.name": _model_name,
     "machine.profile": _profile_name,
 }

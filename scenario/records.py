@@ -14,6 +14,7 @@ in `scenario.resolve`.
     [restore]    when a lower tier is read                   hicache.options.RestoreOptions
     [scheduler]  how requests are batched                    hicache.options.SchedulerOptions
     [engine]     how the engine keeps its books
+    [hw]         how a real machine is driven
 """
 
 from __future__ import annotations
@@ -199,6 +200,36 @@ class BookOptions(msgspec.Struct, frozen=True):
             )
 
 
+class HwOptions(msgspec.Struct, frozen=True):
+    """How `hicache run` carries the scenario out on a real machine; a simulation ignores it."""
+
+    # "model": transformers' code with random or local weights. "synthetic": steps of given times
+    # over pages that hold a pattern, which is checked.
+    compute: Literal["model", "synthetic"] = "model"
+    # A folder with weights (safetensors); "": random ones, from the seed. Absolute once loaded.
+    weights: str = ""
+    # How pages move between L1 and L2; "auto" times them and picks.
+    transfers: Literal["auto", "staged", "zero_copy", "direct"] = "auto"
+    # How the L3 file is read and written.
+    l3_backend: Literal["pread", "direct", "io_uring", "io_uring_cached"] = "pread"
+    # The L3 file or its folder; "": a temporary file, removed at the end. Absolute once loaded.
+    l3_path: str = ""
+    # Of each page in L3.
+    checksum: Literal["none", "crc32"] = "none"
+    # Threads for each direction of L3.
+    l3_workers: int = 16
+    # Pinned host memory at most, in GiB; 0: what the machine has free.
+    host_limit_gib: float = 0.0
+    # Seconds after which a device that has shown no sign of life counts as dead.
+    watchdog_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _above_zero("hw.l3_workers", self.l3_workers)
+        _above_zero("hw.watchdog_s", self.watchdog_s)
+        if self.host_limit_gib < 0:
+            raise InputError(f"hw.host_limit_gib is {self.host_limit_gib}: it must not be negative")
+
+
 class Scenario(msgspec.Struct, frozen=True):
     """A whole scenario, every value present. Equal scenarios give equal runs of equal traces."""
 
@@ -216,6 +247,7 @@ class Scenario(msgspec.Struct, frozen=True):
     restore: RestoreOptions = msgspec.field(default_factory=RestoreOptions)
     scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
     engine: BookOptions = msgspec.field(default_factory=BookOptions)
+    hw: HwOptions = msgspec.field(default_factory=HwOptions)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -233,6 +265,7 @@ TABLES: dict[str, type] = {
     "restore": RestoreOptions,
     "scheduler": SchedulerOptions,
     "engine": BookOptions,
+    "hw": HwOptions,
 }
 
 
@@ -286,6 +319,23 @@ def digest(scenario: Scenario) -> str:
     import hashlib
 
     return hashlib.sha256(dump_toml(scenario).encode()).hexdigest()
+
+
+def record_digest(scenario: Scenario) -> str:
+    """The digest of what a record belongs to: the scenario but for where files lie, so that a
+    record made on one machine replays on another.
+    """
+    replace = msgspec.structs.replace
+    model = scenario.model.name
+    return digest(
+        replace(
+            scenario,
+            trace=replace(scenario.trace, path="", tokenizer=""),
+            model=replace(scenario.model, name=model.rsplit("/", 1)[-1]),
+            machine=replace(scenario.machine, profile=scenario.machine.profile.rsplit("/", 1)[-1]),
+            hw=replace(scenario.hw, weights="", l3_path=""),
+        )
+    )
 
 
 def _toml_value(value: object) -> str:

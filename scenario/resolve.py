@@ -137,7 +137,7 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
             ),
             untimed,
         )
-    elif scenario.load.shape != "trace" and scenario.load.loop == "open":
+    elif scenario.load.shape != "trace" and scenario.load.loop != "closed":
         idle["trace.speed"] = (
             f"load.arrivals is {scenario.load.shape}, so the trace's times are not used"
         )

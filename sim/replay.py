@@ -18,14 +18,14 @@ from hicache.kernel import drain
 from hicache.options import EngineOptions, LoadOptions
 from hicache.ports import Lanes
 from hicache.record import Record, Recorder, ReplayLanes
+from report.outcome import Outcome
 from report.rows import Rows
 from report.summary import summarise
 from report.timeline import TimelineLanes
-from scenario.columns import Columns
 from scenario.geometry import ModelGeometry
 from scenario.opening import open_inputs
 from scenario.profile import Profile
-from scenario.records import Scenario, digest, dump_toml
+from scenario.records import Scenario, dump_toml, record_digest
 from sim.instant import InstantLanes
 from sim.interrupt import Interrupt
 from sim.lanes import SimMachine
@@ -35,17 +35,6 @@ from traces.source import Progress
 
 # Between two looks for Ctrl-C: some hundredths of a second.
 EVENTS_AT_ONCE = 1000
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a replay leaves. `columns` are those of requests.parquet, `extras` further files."""
-
-    summary: dict[str, object]
-    columns: Columns
-    scenario_text: str
-    extras: dict[str, str] = field(default_factory=dict)
-    interrupted: bool = False
 
 
 @dataclass(slots=True)
@@ -67,6 +56,8 @@ class Run:
     recorder: Recorder | None = None
     replaying: ReplayLanes | None = None
     interrupted: bool = False
+    # What was assumed of the trace's arrivals.
+    notes: list[str] = field(default_factory=list)
 
     @property
     def profile_name(self) -> str:
@@ -104,6 +95,7 @@ class Run:
             rate_per_s=load.rate,
             loop=self.load.loop,
             seed=self.scenario.seed,
+            notes=self.notes,
         )
         if self.replaying is not None:
             self.replaying.deliver_inputs(self.engine)
@@ -149,7 +141,7 @@ def prepare(
     replaying: ReplayLanes | None = None
     lanes: Lanes
     if replay_of is not None:
-        if replay_of.scenario and replay_of.scenario != digest(scenario):
+        if replay_of.scenario and replay_of.scenario != record_digest(scenario):
             raise InputError(f"{replay_of.source} was recorded of another scenario")
         lanes = replaying = ReplayLanes(env, replay_of)
     elif scenario.mode == "untimed":
@@ -168,7 +160,7 @@ def prepare(
     lines: list[str] | None = [] if record else None
     recorder: Recorder | None = None
     if lines is not None:
-        lanes = recorder = Recorder(env, lanes, lines.append, digest(scenario))
+        lanes = recorder = Recorder(env, lanes, lines.append, record_digest(scenario))
     return Run(
         scenario, options, geometry, profile, trace, env, Engine(env, lanes, options), machine,
         warnings, load, keeper, lines, recorder, replaying,

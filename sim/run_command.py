@@ -16,6 +16,7 @@ from scenario.records import Scenario, digest
 from scenario.results import Result, check_target, load_result, write_result
 from sim.replay import replay
 from traces.progress import ProgressBar
+from traces.reader import short_name
 
 RECORD_NAME = "completions.jsonl"
 INTERRUPTED = 130
@@ -68,9 +69,9 @@ def run_replay(
             meanwhile=load_rich if show else None,
         )
     if show:
+        print_summary(outcome.summary, os.path.relpath(place))
         if by_session:
             print_sessions(outcome.columns)
-        print_summary(outcome.summary, os.path.relpath(place))
     else:
         for warning in cast("list[str]", outcome.summary["warnings"]):
             print(f"warning: {warning}", file=sys.stderr)
@@ -84,7 +85,7 @@ def run_replay(
 def default_folder(scenario: Scenario) -> str:
     """Where a result goes if nobody says: named by the trace and the scenario's digest."""
     path = scenario.trace.path
-    name = "stdin" if path == "-" else os.path.basename(path).split(".")[0]
+    name = short_name(path)
     return os.path.join("results", f"{name}-{digest(scenario)[:8]}")
 
 

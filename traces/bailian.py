@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 
 from traces.jsonlines import decode_lines
-from traces.recorded import Arrivals, Seconds, ids_mismatch, milliseconds
+from traces.recorded import THINK_TIME_NOTE, Arrivals, Seconds, ids_mismatch, milliseconds
 from traces.rows import BadRows, Batch, Id, Layout, PromptTokens, ReadOptions, Row, Tokens
 from traces.source import Source
 
@@ -80,10 +80,7 @@ class BailianStream:
         """What was changed, assumed, or not found."""
         notes = self._arrivals.notes()
         if self._followers:
-            notes.append(
-                "when an answer ended is not in the trace: the think time of a later turn is the "
-                "time since its parent arrived, which includes that answer"
-            )
+            notes.append(THINK_TIME_NOTE)
         if self._orphans:
             notes.append(
                 f"{self._orphans} later turns name a parent that is not in the trace before them; "

@@ -21,10 +21,11 @@ from traces.writers import TraceWriter, writer_of
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was written: how many requests, and what of the trace is not in the file."""
+    """What was written: how many requests, what of the trace is not in the file, what it has."""
 
     requests: int
     lost: tuple[str, ...]
+    features: Features
 
 
 class _Counted:
@@ -74,7 +75,7 @@ def convert(
     counted = _Counted(stream)
     write_lines(_checked(writer, counted), path)
     lost = writer.loses(stream.layout, counted.features)
-    return Conversion(counted.features.rows, tuple(lost))
+    return Conversion(counted.features.rows, tuple(lost), counted.features)
 
 
 def _checked(writer: TraceWriter, counted: _Counted) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from traces.facts import no_id_to_the_end
 from traces.report import TraceInfo
 
 # Times that are multiples of less are not called coarse. A clock that ticks may be this part of a
@@ -88,10 +89,7 @@ def doubts(info: TraceInfo, clock: Clock, no_output: int, without_tail: int) -> 
             f"zero outputs: {no_output:,} of {info.requests:,} requests have no output token"
         )
     if without_tail:
-        found.append(
-            f"no id to the end: {without_tail:,} of {info.requests:,} prompts have tokens behind "
-            "their last id (a partly filled last block, most often), which never hit"
-        )
+        found.append(f"no id to the end: {no_id_to_the_end(without_tail, info.requests)}")
     sharing = info.sharing
     if sharing is not None and sharing.repeated_prompts:
         found.append(
@@ -101,7 +99,9 @@ def doubts(info: TraceInfo, clock: Clock, no_output: int, without_tail: int) -> 
     if sharing is not None and info.reuse == () and info.requests >= FEW_REQUESTS:
         found.append("nothing shared: no prompt starts as an earlier one does, by a whole block")
     if info.bad_rows:
-        found.append(f"malformed: {info.bad_rows:,} rows were left out")
+        found.append(
+            f"malformed: {info.bad_rows:,} row{'s were' if info.bad_rows > 1 else ' was'} left out"
+        )
     return found
 
 

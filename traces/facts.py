@@ -46,3 +46,11 @@ class TraceFacts:
     def duration_s(self) -> float:
         """Seconds between the first and the last request, by the trace's clock (speed 1)."""
         return (self.last_timestamp_ms - self.first_timestamp_ms) / 1000
+
+
+def no_id_to_the_end(prompts: int, requests: int) -> str:
+    """What to say of prompts whose ids, and those of their named answers, do not cover them."""
+    return (
+        f"{prompts:,} of {requests:,} prompts have tokens behind their last id (a partly filled "
+        "last block, most often), which never hit and are always computed"
+    )

@@ -17,16 +17,17 @@ from collections.abc import Sequence
 
 from hicache.errors import InputError
 from traces.blocks import BlockKeys, PageCutter
-from traces.cut import Runs, cutter_for
+from traces.cut import Runs, add_run, cutter_for
 from traces.doubts import Clock, doubts
 from traces.joined import JoinedCutter
 from traces.made import hints_of
 from traces.reader import Trace
 from traces.report import Ideal, Needed, Prefix, Recorded, Sharing, TraceInfo, spread
 from traces.reuse import Reuse
-from traces.rows import Layout, Row
+from traces.rows import Layout, Row, rows_were
 
-USUAL_PAGE_TOKENS = 16
+# The page size of a replay, unless it is told another.
+USUAL_PAGE_TOKENS = 64
 MINUTE_MS = 60_000
 # Parts of the ideal hits for which the least cache is given.
 PARTS = (0.25, 0.5, 0.75, 0.9)
@@ -36,11 +37,12 @@ TOP_PREFIXES = 5
 def trace_info(trace: Trace, page_size_tokens: int | None = None) -> TraceInfo:
     """Read `trace` once and report. `InputError` for a malformed row, and for no rows at all.
 
-    Pages have `page_size_tokens`; None: as many tokens as a block, or 16 where blocks have no size.
+    Pages have `page_size_tokens`; None: 64, a replay's usual size, where that divides the blocks or
+    joins them, else as many tokens as a block.
     """
     layout = trace.layout
     if page_size_tokens is None:
-        page_size_tokens = layout.block_tokens if layout.block_tokens > 1 else USUAL_PAGE_TOKENS
+        page_size_tokens = _usual_page_tokens(layout.block_tokens)
     count = _Count(layout, page_size_tokens)
     stream = trace.stream()
     for rows, _ in stream.batches():
@@ -48,7 +50,7 @@ def trace_info(trace: Trace, page_size_tokens: int | None = None) -> TraceInfo:
             count.add(row)
     bad = trace.bad
     if not count.requests:
-        left = f"; {bad.count:,} malformed rows were left out" if bad.count else ""
+        left = f"; {bad.count:,} {rows_were(bad.count)} left out" if bad.count else ""
         raise InputError(f"{trace.shown}: the trace is empty: not one request in it{left}")
     info = TraceInfo(trace.path, trace.format, trace.sha256, bad_rows=bad.count)
     count.report(info)
@@ -58,6 +60,12 @@ def trace_info(trace: Trace, page_size_tokens: int | None = None) -> TraceInfo:
         f"{each.file}, {each}" if each.file != bad.name else str(each) for each in bad.listed
     ]
     return info
+
+
+def _usual_page_tokens(block_tokens: int) -> int:
+    if block_tokens > 1 and block_tokens % USUAL_PAGE_TOKENS and USUAL_PAGE_TOKENS % block_tokens:
+        return block_tokens
+    return USUAL_PAGE_TOKENS
 
 
 class _LatestKeys(BlockKeys):
@@ -88,6 +96,7 @@ class _Count:
         self._turns: dict[str, int] = {}
         self._prompts, self._outputs = array("q"), array("q")
         self._think_s = array("d")
+        self._waiting = 0
         self._pages = self._hit_pages = self._hit_tokens = self._hit_tokens_in_blocks = 0
         # Tokens that the last, partly filled block of prompts lacks, by its key; and the named
         # prompts, each told from all others.
@@ -114,6 +123,7 @@ class _Count:
             self._turns[row.session] = self._turns.get(row.session, 0) + 1
         if row.after >= 0:
             self._think_s.append(row.delay / 1000)
+            self._waiting += row.timestamp is None
         ideal_tokens = self._add_ids(row) if self._layout.has_ids else 0
         if row.cached_tokens >= 0:
             self._recorded += 1
@@ -135,7 +145,11 @@ class _Count:
             num_blocks = len(row.hash_ids)
             known_tokens = min(known * block, tokens)
         else:
-            runs = (*prompt_runs, *(answer_runs or ()))
+            # Joined again where the answer goes on from the prompt: others may repeat both as one.
+            joined: Runs = []
+            for first, number in (*prompt_runs, *(answer_runs or ())):
+                add_run(joined, first, number)
+            runs = joined
             num_blocks = pages
             known_tokens = known * block if row.lengths is None else sum(row.lengths[:known])
         self._hit_tokens_in_blocks += known_tokens
@@ -174,6 +188,7 @@ class _Count:
         clock = self._clock
         info.requests = len(self._prompts)
         info.untimed_requests = info.requests - clock.requests
+        info.waiting_requests = self._waiting
         info.duration_s = clock.duration_s
         if clock.duration_s:
             info.mean_rate_per_s = clock.requests / clock.duration_s

@@ -9,9 +9,9 @@
     Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,...   BurstGPT 3
 
 Columns are found by their names, in any order; others are ignored (Azure 2025 has NumImages).
-Azure's times are dates, read to 100 ns and counted from midnight of the first day; BurstGPT's are
-seconds. Sources: AzureLLMInferenceDataset2023.md and ...2024.md of Azure/AzurePublicDataset; the
-README of HPMLL/BurstGPT.
+Azure's times are dates, read to 100 ns and counted from midnight of the first day, which is kept as
+the hint "first_day"; BurstGPT's are seconds. Sources: AzureLLMInferenceDataset2023.md and
+...2024.md of Azure/AzurePublicDataset; the README of HPMLL/BurstGPT.
 
 Nothing says what prompts share: they share nothing (traces/synthetic_prefixes.py can make it up).
 A BurstGPT session groups its rows. In a "Conversation log" with elapsed times a row follows the one
@@ -33,6 +33,7 @@ from datetime import UTC, datetime, timedelta
 
 from hicache.errors import InputError
 from traces.jsonlines import is_utf8
+from traces.made import Hints
 from traces.recorded import LATEST_S, Arrivals, milliseconds
 from traces.rows import MOST_TOKENS, BadRows, Batch, Layout, ReadOptions, Row
 from traces.source import Source
@@ -114,7 +115,7 @@ class _Dates:
     """Times that are dates, counted from midnight of the first one's day."""
 
     def __init__(self) -> None:
-        self._midnight: datetime | None = None
+        self.midnight: datetime | None = None
 
     def milliseconds(self, text: str) -> int | float | None:
         """None where `text` is no date."""
@@ -126,9 +127,9 @@ class _Dates:
             moment = datetime.fromisoformat(f"{day}T{clock}{zone or 'Z'}").astimezone(UTC)
         except (ValueError, OverflowError):
             return None
-        if self._midnight is None:
-            self._midnight = moment.replace(hour=0, minute=0, second=0)
-        whole_ms = (moment - self._midnight) // _MS
+        if self.midnight is None:
+            self.midnight = moment.replace(hour=0, minute=0, second=0)
+        whole_ms = (moment - self.midnight) // _MS
         return whole_ms + int(fraction.ljust(9, "0")) / 1_000_000 if fraction else whole_ms
 
 
@@ -149,6 +150,7 @@ class LengthsStream:
         self._clock = clock
         self._bad = bad
         self._pass: _Pass | None = None
+        self.hints: Hints = _first_day(source.head()) if clock is _Dates else {}
 
     @property
     def notes(self) -> list[str]:
@@ -175,6 +177,19 @@ class LengthsStream:
                     lines.append(number)
             if rows:
                 yield Batch(rows, lines)
+
+
+def _first_day(head: bytes) -> Hints:
+    """The hint of the day from which the dates of a table are counted, given its start."""
+    header, _, rows = head.lstrip().decode("utf-8", "replace").partition("\n")
+    names = [_plain(each.strip('\r"')) for each in header.split(",")]
+    row = rows.lstrip().partition("\n")[0].rstrip("\r").split(",")
+    place = names.index(_plain(_AZURE.time)) if _plain(_AZURE.time) in names else len(row)
+    clock = _Dates()
+    if place < len(row) and clock.milliseconds(row[place].strip('" ')) is not None:
+        assert clock.midnight is not None
+        return {"first_day": f"{clock.midnight.date()}"}
+    return {}
 
 
 class _Pass:

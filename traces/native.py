@@ -44,12 +44,17 @@ class NativeReader:
         """The rows of `source`. The header is read and checked; it cannot be left out."""
         header = _read_header(source, bad)
         if options.block_tokens not in (None, header.block_tokens):
+            own = f"its blocks have {header.block_tokens} tokens"
+            if header.block_tokens < 2:
+                own = (
+                    "its ids are token ids"
+                    if header.block_tokens
+                    else "its pieces have lengths of their own"
+                )
             raise InputError(
-                f"{source.name}: block size is {options.block_tokens}, but the trace says of "
-                f"itself that it has {header.block_tokens}: leave the option out"
+                f"{source.name}: block size is {options.block_tokens}, but the trace says that "
+                f"{own}: leave the option out"
             )
-        if options.tokenizer:
-            raise InputError(f"{source.name}: holds no text, so a tokenizer has nothing to do")
         return _NativeRows(source, header, bad)
 
 

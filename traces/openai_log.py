@@ -12,7 +12,9 @@ Answer: the first choice. Lengths are those of the texts under the given tokeniz
 the output length where there is no text, and `cached_tokens`.
 
 **Time**: `timestamp`, else `created`: an ISO 8601 string, or a number of seconds, or of
-milliseconds where it is above 10^11. All lines have one, or none.
+milliseconds where it is above 10^11. All lines have one, or none. `latency_s`, `latency_ms` or
+`duration_ms`, where a line has one, says when its answer ended; else the think time of a later turn
+is the time between the two arrivals, an upper bound, and a note says so.
 
 **Conversations**: a request whose messages start with all those of an earlier one, an assistant's
 message next, follows its answer (the longest such); the text of that message may have been edited.
@@ -24,11 +26,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from traces.jsonstream import first_object
+from traces.recorded import THINK_TIME_NOTE
 from traces.records import Record, Time, TimeOrder, batches_of, decode_record, records_of
 from traces.rows import BadRows, Batch, Layout, ReadOptions, Row, Tokens
 from traces.source import Source
@@ -36,6 +39,10 @@ from traces.texts import NO_TOKENS, Tokenizer, open_tokenizer
 
 # A number above this counts milliseconds: as seconds it would be the year 5138.
 LATEST_S = 10**11
+# What a line's key is called that may hold a time.
+TIME_WORDS = ("time", "date", "created", "start")
+
+_Latency = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Part(msgspec.Struct):
@@ -77,6 +84,16 @@ class _Call(_Body):
     response: _Body | None = None
     session_id: str | int | None = None
     conversation_id: str | int | None = None
+    latency_s: _Latency | None = None
+    latency_ms: _Latency | None = None
+    duration_ms: _Latency | None = None
+
+    @property
+    def taken_ms(self) -> int | float | None:
+        """How long the call took, if the line says it."""
+        if self.latency_s is not None:
+            return self.latency_s * 1000
+        return self.duration_ms if self.latency_ms is None else self.latency_ms
 
 
 class _Created(msgspec.Struct):
@@ -87,6 +104,17 @@ class _Created(msgspec.Struct):
 class _Times(_Created):
     timestamp: int | float | str | None = None
     response: _Created | None = None
+
+
+class _Asked(NamedTuple):
+    """A row whose messages a later one may start with."""
+
+    number: int
+    # Number of the conversation's first row.
+    first: int
+    # When its answer ended; where that is not known, when it arrived.
+    end_ms: int | float | None
+    knows_end: bool
 
 
 _CALL = msgspec.json.Decoder(_Call)
@@ -123,6 +151,9 @@ class OpenAILogRows:
         self.notes: list[str] = []
         self._parts_left_out = 0
         self._unanswered = 0
+        # Later turns whose parent does not say when its answer ended.
+        self._think_unknown = 0
+        self._looked_for_time = False
 
     def batches(self) -> Iterator[Batch]:
         """The rows in order of arrival."""
@@ -138,6 +169,8 @@ class OpenAILogRows:
                 f"{self._unanswered:,} requests have neither an answer nor usage in the log; "
                 "their output length is 0"
             )
+        if self._think_unknown:
+            self.notes.append(THINK_TIME_NOTE)
 
     def _time_of(self, record: Record) -> Time | None:
         times = decode_record(_TIMES, record, self._bad)
@@ -150,15 +183,27 @@ class OpenAILogRows:
             response = response.body or response
             stamp = times.created if times.created is not None else response.created
             field = "timestamp" if stamp is None else "created"
+        if stamp is None and not self._looked_for_time:
+            self._note_other_times(record)
+        self._looked_for_time = True
         try:
             return Time(field, _ms_of(stamp))
         except ValueError as error:
             self._bad.refuse(record.line, field, str(error))
             return None
 
+    def _note_other_times(self, record: Record) -> None:
+        """A note on the first row's keys that look like times, where it has none that is read."""
+        keys = [key for key in first_object(record.raw) if any(word in key for word in TIME_WORDS)]
+        if keys:
+            self.notes.append(
+                f"the rows have no timestamp or created; {', '.join(keys[:3])} "
+                f"{'is' if len(keys) == 1 else 'are'} not read as a time"
+            )
+
     def _rows(self, records: Iterator[Record]) -> Iterator[tuple[int, Row]]:
-        # Row number and first row's number of the conversation, by the digest of all its messages.
-        asked: dict[bytes, tuple[int, int]] = {}
+        # By the digest of all messages of the row.
+        asked: dict[bytes, _Asked] = {}
         number = 0
         for record in records:
             call = decode_record(_CALL, record, self._bad)
@@ -168,7 +213,7 @@ class OpenAILogRows:
                 number += 1
 
     def _row(
-        self, record: Record, call: _Call, asked: dict[bytes, tuple[int, int]], number: int
+        self, record: Record, call: _Call, asked: dict[bytes, _Asked], number: int
     ) -> Row | None:
         """Row `number`, which is entered in `asked`; None if it was refused."""
         request = call.request or call
@@ -182,10 +227,10 @@ class OpenAILogRows:
         if tools:
             prompt += tokenizer.message_ids("tools", tools)
         digest = _digest(b"", "tools", tools)
-        before, first = -1, number
+        parent: _Asked | None = None
         for index, message in enumerate(request.messages):
-            if index and message.role == "assistant" and digest in asked:
-                before, first = asked[digest]
+            if index and message.role == "assistant":
+                parent = asked.get(digest, parent)
             text = self._text_of(message)
             prompt += tokenizer.message_ids(message.role, text)
             digest = _digest(digest, message.role, text)
@@ -193,9 +238,17 @@ class OpenAILogRows:
         if not prompt:
             self._bad.refuse(record.line, "messages", NO_TOKENS)
             return None
-        asked[digest] = number, first
+        now_ms, taken_ms = record.time_ms, call.taken_ms
+        first = number if parent is None else parent.first
+        end_ms = now_ms if now_ms is None or taken_ms is None else now_ms + taken_ms
+        asked[digest] = _Asked(number, first, end_ms, taken_ms is not None)
         session = call.session_id if call.session_id is not None else call.conversation_id
-        row = Row(len(prompt), 0, record.time_ms, prompt, after=before)
+        row = Row(len(prompt), 0, now_ms, prompt)
+        if parent is not None:
+            row.after = parent.number
+            if now_ms is not None and parent.end_ms is not None:
+                row.delay = max(0, round(now_ms - parent.end_ms, 3))
+                self._think_unknown += not parent.knows_end
         row.session = f"conversation {first}" if session is None else str(session)
         self._answer(row, call)
         return row

@@ -93,15 +93,20 @@ class RAGPulseReader:
     describes = "RAGPulse JSON lines (timestamp in s, hash_ids by kind, session_id)"
 
     def recognises(self, head: bytes) -> bool:
-        """Whether the first line that is not blank names a kind of piece."""
+        """Whether the first line that is not blank names a kind of piece, or one's length."""
         line = head.lstrip().split(b"\n", 1)[0]
-        return line.startswith(b"{") and any(kind in line for kind in _KINDS)
+        return line.startswith(b"{") and (any(kind in line for kind in _KINDS) or _is_length(line))
 
     def open(self, source: Source, options: ReadOptions, bad: BadRows) -> RAGPulseStream:
         """`InputError` for a block size: there are pieces, each with its own length."""
         if options.block_tokens is not None:
             raise InputError(
                 f"{source.name}: a block size was given, but each piece has its own length"
+            )
+        if _is_length(source.head().lstrip().split(b"\n", 1)[0]):
+            raise InputError(
+                f"{source.name}: has the lengths of a RAGPulse trace's pieces: give the folder, or "
+                "the trace in it (0_trace.jsonl)"
             )
         return RAGPulseStream(source, bad)
 
@@ -117,6 +122,13 @@ class RAGPulseReader:
                     f"{os.path.basename(trace.path)} and {', '.join(sorted(LENGTH_FILES.values()))}"
                 )
         return self.open(trace, options, bad)
+
+
+def _is_length(line: bytes) -> bool:
+    """Whether a line is one of a file of lengths."""
+    return b'"token_length"' in line and any(
+        f'"{field}"'.encode() in line for field in _ID_FIELDS.values()
+    )
 
 
 class RAGPulseStream:
@@ -137,8 +149,10 @@ class RAGPulseStream:
     @property
     def notes(self) -> list[str]:
         """What was changed or estimated."""
+        name = os.path.basename(self._source.path)
         notes = [
-            f"line {line}: the clock starts again; it was taken to go on from the next whole day"
+            f"{name}, line {line}: the clock starts again; it was taken to go on from "
+            "the next whole day, so that the trace lasts longer than its times say"
             for line in self._restarts[:3]
         ]
         if self._missing_files:

@@ -18,7 +18,7 @@ from hicache.errors import InputError
 from hicache.requests import Request
 from traces.cut import Pages, cutter_for
 from traces.facts import TraceFacts
-from traces.made import hints_of
+from traces.made import Noted, hints_of
 from traces.rows import BadRows, Layout, ReadOptions, RowStream
 from traces.source import Progress, Source
 from traces.stream import RequestStream, check_speed
@@ -36,7 +36,7 @@ class TraceReader(Protocol):
 
     @property
     def describes(self) -> str:
-        """What the format is, for the message about a file that is none of them."""
+        """What the format is, in one phrase."""
         ...
 
     def recognises(self, head: bytes) -> bool:
@@ -91,7 +91,13 @@ def readers() -> Iterator[TraceReader]:
         yield getattr(importlib.import_module(module), name)()
 
 
+# Formats that may hold texts, which take a tokenizer.
+TEXT_FORMATS = ("sglang-dump", "sglang-log", "sharegpt", "openai-log", "loogle")
+# Characters of a file's start that the message on an unknown format shows.
+SHOWN_START = 30
+
 _ENDINGS = re.compile(r"(\.jsonl?|\.csv|\.log|\.txt)?(\.gz|\.zst|\.zstd)?$")
+_DOCUMENT = re.compile(r"(readme|licen[cs]e)\b.*|.*\.(md|txt)|\..*", re.IGNORECASE)
 _IN_FOLDER = re.compile(r"[^.].*\.(jsonl?|csv|log|pkl|gz|zst|zstd)")
 
 
@@ -111,8 +117,9 @@ class Trace:
         *,
         speed: float,
         on_error: OnError,
+        notes: tuple[str, ...] = (),
     ) -> None:
-        self.name = _short_name(path)
+        self.name = short_name(path)
         self.path = path
         self.format = reader.name
         self.speed = speed
@@ -120,6 +127,8 @@ class Trace:
         self.facts = TraceFacts()
         self._sources = sources
         self._open_stream = open_stream
+        # What is to be said of the way it was opened.
+        self._notes = notes
         # What messages call it.
         self.shown = "standard input" if path == "-" else path
         self.bad = BadRows(self.shown, skip=on_error == "skip")
@@ -142,7 +151,8 @@ class Trace:
         self.bad = BadRows(self.shown, skip=self.on_error == "skip")
         for source in self._sources:
             source.bad = self.bad
-        return self._open_stream(self.bad)
+        stream = self._open_stream(self.bad)
+        return Noted(stream, self._notes) if self._notes else stream
 
     def requests(self, page_size_tokens: int, pages: Pages = "full") -> Iterator[Request]:
         """Yield every request in file order, cut into pages of `page_size_tokens`.
@@ -211,6 +221,7 @@ def open_trace(
     source = sources[0] if sources else Source(path, progress)
     try:
         reader = _reader_of(source)
+        notes = _notes_on(path, sources, reader, options)
         if sources is None or len(sources) == 1:
             return Trace(
                 path,
@@ -219,6 +230,7 @@ def open_trace(
                 lambda bad: reader.open(source, options, bad),
                 speed=speed,
                 on_error=on_error,
+                notes=notes,
             )
         if not isinstance(reader, FolderReader):
             raise InputError(
@@ -232,6 +244,7 @@ def open_trace(
             lambda bad: reader.open_folder(sources, options, bad),
             speed=speed,
             on_error=on_error,
+            notes=notes,
         )
     except BaseException:
         source.close()
@@ -246,8 +259,35 @@ def _reader_of(source: Source) -> TraceReader:
         if reader.recognises(head):
             return reader
     kind = "binary data" if _is_binary(head) else "text of an unknown format"
-    known = "; ".join(reader.describes for reader in readers())
-    raise InputError(f"{source.name}, line 1: {kind}; a trace is one of: {known}")
+    start = head.strip()[:SHOWN_START].decode("utf-8", "replace").partition("\n")[0]
+    shown = "" if _is_binary(head) else f" (it starts with {start!r})"
+    known = ", ".join(reader.name for reader in readers())
+    raise InputError(
+        f"{source.name}, line 1: {kind}{shown}; docs/traces.md describes those that are known: "
+        f"{known}"
+    )
+
+
+def _notes_on(
+    path: str, sources: list[Source] | None, reader: TraceReader, options: ReadOptions
+) -> tuple[str, ...]:
+    """What was given but is not used: a tokenizer, and what else is in a folder."""
+    notes: list[str] = []
+    if options.tokenizer and reader.name not in TEXT_FORMATS:
+        notes.append(f"the tokenizer is not used: a {reader.name} trace holds no texts")
+    if sources is not None:
+        read = {os.path.basename(source.path) for source in sources}
+        others = sorted(
+            name for name in os.listdir(path) if name not in read and not _DOCUMENT.fullmatch(name)
+        )
+        if others:
+            more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
+            notes.append(
+                f"of the folder, {', '.join(sorted(read)[:3])}{', ...' if len(read) > 3 else ''} "
+                f"{'was' if len(read) == 1 else 'were'} read, but not "
+                f"{', '.join(others[:3])}{more}"
+            )
+    return tuple(notes)
 
 
 def _folder(path: str, progress: Progress | None) -> list[Source]:
@@ -278,7 +318,8 @@ def _is_binary(head: bytes) -> bool:
     return b"\0" in head or head[:1000].decode("utf-8", "replace").count("\ufffd") > 1
 
 
-def _short_name(path: str) -> str:
+def short_name(path: str) -> str:
+    """What a trace is called: its file's name without folder and endings."""
     if path == "-":
         return "stdin"
     return _ENDINGS.sub("", os.path.basename(os.path.abspath(path))) or path

@@ -12,6 +12,11 @@ from typing import Annotated
 import msgspec
 
 LATEST_S = 10**12
+# Where only arrivals are known.
+THINK_TIME_NOTE = (
+    "when an answer ended is not in the trace: the think time of a later turn is the time since "
+    "its parent arrived, which includes that answer"
+)
 # A time in seconds, from the start of a trace or of 1970. No NaN, no infinity: JSON has neither.
 Seconds = (
     Annotated[int, msgspec.Meta(ge=0, le=LATEST_S)]

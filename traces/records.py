@@ -119,8 +119,8 @@ class TimeOrder:
             yield heappop(waiting)[2]
         if self.moved:
             self._notes.append(
-                f"{self.moved:,} requests came after later ones in the file; "
-                "they have been put in the order of their arrival"
+                f"{self.moved:,} request{'s' if self.moved > 1 else ''} came after later ones in "
+                "the file and went back to the order of arrival"
             )
 
     def _suits(

@@ -88,6 +88,8 @@ class TraceInfo:
     requests: int = 0
     # Rows without a timestamp: when they come follows from answers.
     untimed_requests: int = 0
+    # Of those, the ones that wait for another's answer; the others come when the replay says.
+    waiting_requests: int = 0
     duration_s: float = 0
     mean_rate_per_s: float = 0
     peak_requests_per_minute: int = 0

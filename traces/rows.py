@@ -102,6 +102,11 @@ class BadRow:
         return f"line {self.line}{', ' + self.field if self.field else ''}: {self.reason}"
 
 
+def rows_were(count: int) -> str:
+    """The words between a number of malformed rows and what became of them."""
+    return "malformed row was" if count == 1 else "malformed rows were"
+
+
 class BadRows:
     """What becomes of malformed rows: an error at the first, or a list and a count.
 

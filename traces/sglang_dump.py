@@ -256,7 +256,7 @@ class SGLangRows:
         if not isinstance(text, str):
             raise _MalformedError("input_ids", "is missing, and so is text")
         if self._tokenizer is None:
-            reason = "only the text is there: give the model's tokenizer.json"
+            reason = "only the text is there: give --tokenizer, the model's tokenizer.json"
             raise _MalformedError("input_ids", reason)
         prompt = self._tokenizer.prompt_ids(_sound(text))
         if not prompt:

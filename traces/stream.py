@@ -15,8 +15,8 @@ from typing import NoReturn
 from hicache.errors import InputError
 from hicache.requests import Request
 from traces.cut import Cutter
-from traces.facts import TraceFacts
-from traces.rows import BadRows, Row, RowStream
+from traces.facts import TraceFacts, no_id_to_the_end
+from traces.rows import BadRows, Row, RowStream, rows_were
 
 # Of the rows that were left out, this many are named in the warning.
 NAMED_BAD_ROWS = 3
@@ -143,16 +143,7 @@ class RequestStream:
     def _end(self) -> None:
         facts = self.facts
         if facts.requests_without_tail_id:
-            what = (
-                "no id for their partly filled last block"
-                if self.stream.layout.block_tokens > 1
-                else "ids for fewer tokens than they have"
-            )
-            facts.warnings.append(
-                f"{facts.requests_without_tail_id} of {facts.requests} requests have {what}; "
-                f"{'its tokens' if self.stream.layout.block_tokens > 1 else 'the others'} are "
-                "always computed"
-            )
+            facts.warnings.append(no_id_to_the_end(facts.requests_without_tail_id, facts.requests))
         facts.warnings += self.stream.notes
         facts.bad_rows = self.bad.count
         if self.bad.count:
@@ -174,5 +165,4 @@ class RequestStream:
             for each in listed[:NAMED_BAD_ROWS]
         )
         more = "; ..." if bad.count > NAMED_BAD_ROWS else ""
-        rows = "malformed row was" if bad.count == 1 else "malformed rows were"
-        return f"; {bad.count:,} {rows} left out: {named}{more}"
+        return f"; {bad.count:,} {rows_were(bad.count)} left out: {named}{more}"

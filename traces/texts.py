@@ -87,6 +87,6 @@ def open_tokenizer(options: ReadOptions, name: str) -> Tokenizer:
     if not options.tokenizer:
         raise InputError(
             f"{name}: holds texts, not tokens: give the model's tokenizer file "
-            "(a Hugging Face tokenizer.json)"
+            "(--tokenizer FILE, a Hugging Face tokenizer.json)"
         )
     return Tokenizer(options.tokenizer)

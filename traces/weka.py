@@ -102,12 +102,19 @@ class WekaStream:
         """What was assumed and what was changed."""
         notes = [
             "the ids of an answer are taken from the next prompt of the same agent where that "
-            "goes on from the whole answer; the trace does not name them"
+            "goes on from the whole answer, and so is that of the block in which the prompt ends; "
+            "the trace does not name them"
         ]
         if len(self._sources) > 1:
             notes.append(
-                f"all {len(self._sources)} sessions start at time 0: "
-                "the files do not say when each started"
+                f"the sessions of all {len(self._sources)} files start at time 0: the files do not "
+                "say when each started; their sub-agents are sessions of their own, which start "
+                "later"
+            )
+        if self._sessions and all(session.is_local for session in self._sessions):
+            notes.append(
+                "ids are local to a file: what sessions of different files share (system prompts, "
+                "say) is not in the trace, so that their first turns miss"
             )
         for session in self._sessions:
             notes += [f"{session.name}: {note}" for note in session.arrivals.notes()]
@@ -164,6 +171,7 @@ class _Session:
         self._scopes = scopes
         self._names = names
         self._per_agent = False
+        self.is_local = False
         self._turns = 0
         # Turns that were not given out, by time; those of one time in the order of the file.
         self._ready: list[tuple[int | float, int, Turn]] = []
@@ -254,6 +262,7 @@ class _Session:
         if scope not in ("local", "global", "per_context"):
             self._bad.fatal(1, "hash_id_scope", f"{scope[:40]!r} is not local, global, per_context")
         self._per_agent = scope == "per_context"
+        self.is_local = scope != "global"
         offset = 0 if scope == "global" else self._scopes.new()
         return Agent(name, self._block_tokens, offset)
 

@@ -197,7 +197,8 @@ class TokenWriter:
 class AzureWriter:
     """Writes Azure's table of arrival and lengths: no prompt has anything in common with another.
 
-    Times are dates in UTC, to 100 ns; the clock's 0 is the start of 1970.
+    Times are dates in UTC, to 100 ns; the clock's 0 is the start of the trace's first day where it
+    names that, else of 1970.
     """
 
     name = "azure"
@@ -212,8 +213,9 @@ class AzureWriter:
     def lines(self, stream: RowStream) -> Iterator[bytes]:
         """The table, with its head."""
         yield b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+        first_day = _first_day(stream)
         for _, row, place in _numbered(stream):
-            moment = _date(_timestamp(row, place, self.name), place)
+            moment = _date(_timestamp(row, place, self.name), first_day, place)
             yield f"{moment},{row.input_length},{row.output_length}\r\n".encode()
 
 
@@ -263,22 +265,28 @@ def _recut_loss(layout: Layout, block_tokens: int) -> list[str]:
         return ["The trace has no ids: every block gets one that is like no other."]
     if layout.block_tokens == block_tokens:
         return []
-    # A block that the new size divides keeps all its boundaries.
-    finer = layout.block_tokens > 1 and layout.block_tokens % block_tokens == 0
-    if finer:
-        return [f"Ids are new ones, of blocks of {block_tokens} tokens."]
+    # A block that the new size divides keeps all its boundaries: ids are new, nothing is lost.
+    if layout.block_tokens > 1 and layout.block_tokens % block_tokens == 0:
+        return []
     return [
         f"Ids are new ones, of blocks of {block_tokens} tokens: what requests share beyond their "
         "common whole blocks is no longer shared."
     ]
 
 
-def _date(timestamp_ms: int | float, place: str) -> str:
+def _first_day(stream: RowStream) -> date:
+    try:
+        return date.fromisoformat(str(hints_of(stream).get("first_day")))
+    except ValueError:
+        return date(1970, 1, 1)
+
+
+def _date(timestamp_ms: int | float, first_day: date, place: str) -> str:
     ticks = round(timestamp_ms * 10_000)
     seconds, fraction = divmod(ticks, 10**7)
     days, second = divmod(seconds, 86_400)
     try:
-        day = date.fromordinal(date(1970, 1, 1).toordinal() + days)
+        day = date.fromordinal(first_day.toordinal() + days)
     except (ValueError, OverflowError):
         raise InputError(f"{place}: {timestamp_ms} ms is no date in this calendar") from None
     hour, second = divmod(second, 3600)

@@ -66,7 +66,7 @@ CASES = {
     "a trace of blank lines": ("blank.jsonl", ["blank.jsonl", "empty"]),
     "a trace that is not there": ("none.jsonl", ["none.jsonl", "No such file"]),
     "a trace that is a folder": ("foreign", ["foreign", "folder"]),
-    "a trace of no known format": ("text.txt", ["text.txt", "Mooncake"]),
+    "a trace of no known format": ("text.txt", ["text.txt", "mooncake"]),
     "truncated JSON": ("cut.jsonl", ["cut.jsonl, line 2", "cut off"]),
     "a truncated archive": ("half.jsonl.gz", ["half.jsonl.gz", "cut off"]),
     "backward timestamps": ("backward.jsonl", ["backward.jsonl, line 2, timestamp", "49", "50"]),

@@ -146,7 +146,7 @@ def test_malformed_rows_leave_no_file_or_are_said(run: Run, tmp_path: Path) -> N
     assert not out.exists()
     code, said, err = run("convert", path, out, "--on-error", "skip")
     assert (code, err) == (0, "")
-    assert "left out: 1 malformed rows: line 2, hash_ids: 2 ids do not match" in said
+    assert "left out: 1 malformed row: line 2, hash_ids: 2 ids do not match" in said
     assert len(rows_of(out)) == 2
 
 
@@ -262,6 +262,20 @@ def test_a_slice_keeps_the_block_size_of_the_trace(run: Run, tmp_path: Path) -> 
         arguments = ("slice", path, tmp_path / "out", "--block-size", "16", "--force", *options)
         assert run(*arguments)[0] == 0
         assert (tmp_path / "out").read_text() == path.read_text()
+
+
+def test_a_part_of_a_table_of_dates_keeps_its_dates(run: Run, tmp_path: Path) -> None:
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 23:59:59.9799601,4808,10"]
+    lines += ["2023-11-17 00:00:10.0000001,7,3", "2023-11-17 00:00:20.0000000,8,4", ""]
+    path = tmp_path / "t"
+    path.write_bytes("\r\n".join(lines).encode())
+    assert run("slice", path, tmp_path / "out", "--from", "5")[0] == 0
+    assert (tmp_path / "out").read_bytes() == "\r\n".join([lines[0], *lines[2:]]).encode()
+    assert run("convert", path, tmp_path / "own")[0] == 0
+    assert run("convert", tmp_path / "own", tmp_path / "back", "--to", "azure")[0] == 0
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+    run("anonymize", path, tmp_path / "hidden", "--to", "azure")
+    assert b"1970-01-01 00:00:00" in (tmp_path / "hidden").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -385,6 +399,23 @@ def test_an_anonymous_trace_shares_as_much_and_says_nothing(
     assert shared[0] == shared[1] > (100, 100)
     assert run("anonymize", mooncake, tmp_path / "c", "--to", "mooncake")[0] == 0
     assert open_trace(tmp_path / "c").format == "mooncake"
+
+
+def test_what_can_still_be_seen_is_said_in_full(run: Run, tmp_path: Path) -> None:
+    talk = tmp_path / "talk"
+    run("generate", "multi-turn", talk, "--clients", "2", "--rounds", "2")
+    said = run("anonymize", talk, tmp_path / "a")[1]
+    assert (
+        "which requests are of one session, which answer a request waits for and how long after "
+        "it comes and hints for a replay (" in said
+    )
+    row = '{"rid": "a", "timestamp": 1, "input_length": 1, "output_length": 1, "input_ids": [7]'
+    served = tmp_path / "served"
+    served.write_text(f'{row}, "final_prefix_cache_len": 0}}\n')
+    said = run("anonymize", served, tmp_path / "b")[1]
+    assert (rows_of(tmp_path / "b")[0].cached_tokens, "server found" in said) == (-1, False)
+    said = run("anonymize", served, tmp_path / "c", "--keep-recorded")[1]
+    assert (rows_of(tmp_path / "c")[0].cached_tokens, "server found" in said) == (0, True)
 
 
 def test_the_same_salt_gives_the_same_ids(run: Run, mooncake: Path, tmp_path: Path) -> None:

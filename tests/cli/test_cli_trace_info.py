@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,7 +41,10 @@ def test_a_table_for_people(run: Run) -> None:
     assert "of 512 tokens in prompts; " in words
     assert "of full pages of 64 tokens" in words
     assert "prompt tokens" in words
-    assert "LRU cache for 25% 50% 75% 90%" in words
+    assert "LRU cache for a part of the ideal hits 25% 50% 75% 90%" in words
+    assert all(each == each.rstrip() for each in out.splitlines())
+    assert "\n\n\n" not in out
+    assert "GiB" not in out
     assert "most repeated prefixes requests tokens of all prompt tokens" in words
 
 
@@ -79,7 +83,7 @@ def test_malformed_rows_stop_it_or_are_listed(run: Run, tmp_path: Path) -> None:
     assert err.count("\n") == 1
     code, out, err = run("info", path, "--on-error", "skip")
     assert (code, err) == (0, "")
-    assert "looks wrong: malformed: 1 rows were left out" in out
+    assert "looks wrong: malformed: 1 row was left out" in out
     assert "left out: line 2, hash_ids: 2 ids" in out
 
 
@@ -91,7 +95,7 @@ def test_malformed_rows_stop_it_or_are_listed(run: Run, tmp_path: Path) -> None:
         (("info", SHIPPED_TRACE, "--page-size", "0"), "page size is 0: it must be at least 1"),
         (("info", SHIPPED_TRACE, "--block-size", "0"), "block size is 0: it must be at least 1"),
         (("info", SHIPPED_TRACE, "--on-error", "maybe"), "on_error is 'maybe'"),
-        (("info", REPOSITORY / "README.md"), "line 1: text of an unknown format; a trace is one"),
+        (("info", REPOSITORY / "README.md"), "line 1: text of an unknown format (it starts"),
         (("info", REPOSITORY / "docs"), "is a folder without trace files"),
     ],
 )
@@ -118,7 +122,27 @@ def test_help_teaches_with_an_example(run: Run) -> None:
 def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
     code, _, err = run("inform", "t")
     assert code == 2
-    assert "No such command 'inform'" in err
+    assert "No such command 'inform' (did you mean info?)" in err
+
+
+def test_caches_are_also_given_in_bytes_of_a_model(run: Run) -> None:
+    code, out, err = run("info", SHIPPED_TRACE, "--model", "Qwen3-8B")
+    assert (code, err) == (0, "")
+    tokens = re.search(r"^tokens +([0-9,]+)", out, re.M)
+    sizes = re.search(r"^GiB of Qwen3-8B's KV +([0-9.]+)", out, re.M)
+    assert tokens is not None
+    assert sizes is not None
+    # 144 KiB a token.
+    assert float(sizes[1]) == pytest.approx(int(tokens[1].replace(",", "")) * 144 / 2**20, rel=0.01)
+    code, _, err = run("info", SHIPPED_TRACE, "--model", "Qwen3-9B")
+    assert (code, "did you mean Qwen3-8B?" in err) == (2, True)
+
+
+def test_requests_without_a_time_wait_for_an_answer_or_not(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    rows = [{"prompt": [n], "prompt_len": 1, "output_len": 1} for n in range(3)]
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    assert "3 without a time, 0 of which wait for an answer" in run("info", path)[1]
 
 
 def test_a_replay_loads_none_of_it(tmp_path: Path) -> None:

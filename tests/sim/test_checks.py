@@ -53,6 +53,34 @@ def test_a_queue_that_only_grows_is_noticed_and_a_speed_is_suggested(tmp_path):
     assert "overload" not in warnings_of(run_of(tmp_path, apart(40, 5000)))
 
 
+def test_at_a_rate_a_lower_rate_is_suggested(tmp_path):
+    said = warnings_of(run_of(tmp_path, apart(40, 50), **{"load.rate": 20.0}))["overload"]
+    assert "--rate" in said
+    assert "--speed" not in said
+
+
+def test_prompts_longer_than_the_models_context_are_counted(tmp_path):
+    rows = [(0, 512 * 90, 2, list(range(90))), (1, 512, 2, [200])]
+    said = warnings_of(run_of(tmp_path, rows, **{"tiers.l1": "400pages"}))["context_length"]
+    assert "1 of 2 requests are longer than the 40,960 tokens" in said
+    assert "context_length" not in warnings_of(run_of(tmp_path, rows[1:]))
+
+
+def test_a_trace_of_lengths_is_not_told_that_its_tiers_are_idle(tmp_path):
+    trace = tmp_path / "azure.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319569,3180,8\n"
+    )
+    run = prepare(load_scenario(None, {"trace.path": str(trace)}))
+    run.execute()
+    outcome = run.outcome()
+    assert outcome.summary["trace"]["has_ids"] is False
+    warnings = outcome.summary["warnings"]
+    assert not any("idle_tier" in warning for warning in warnings)
+    assert "lengths only" in warnings[0]
+
+
 @pytest.mark.parametrize(
     ("l1", "l2", "part"),
     [("400pages", "2x", "never had to evict"), ("40pages", "1x", "no larger than L1")],

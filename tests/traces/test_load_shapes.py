@@ -72,3 +72,37 @@ def test_in_a_closed_loop_only_first_turns_are_drawn():
 def test_in_an_open_loop_every_request_with_a_time_is_drawn():
     drawn = times(iter(requests(4, linked=2)), "poisson", rate_per_s=1, seed=1)
     assert drawn == times(iter(requests(4)), "poisson", rate_per_s=1, seed=1)
+
+
+def in_sessions(*rows: tuple[str, int, int]) -> list[Request]:
+    """Requests of (session, arrival in ns, after)."""
+    return [
+        Request(number, at_ns, 1, 1, ((number, 1),), 1, session=session, after=after)
+        for number, (session, at_ns, after) in enumerate(rows)
+    ]
+
+
+def test_a_closed_loop_chains_sessions_whose_trace_does_not_say_who_waits_for_whom():
+    notes: list[str] = []
+    rows = in_sessions(("a", 0, -1), ("b", 5, -1), ("a", 30, -1), ("", 40, -1), ("a", 31, -1))
+    served = list(arriving(iter(rows), "trace", loop="closed", notes=notes))
+    assert [(each.after, each.delay_ns) for each in served] == [
+        (-1, 0), (-1, 0), (0, 30), (-1, 0), (2, 1),
+    ]  # fmt: skip
+    assert [note.split(" ", 1)[0] for note in notes] == ["2"]
+    open_loop = list(arriving(iter(in_sessions(("a", 0, -1), ("a", 9, -1))), "trace"))
+    assert [each.after for each in open_loop] == [-1, -1]
+
+
+def test_what_the_trace_says_of_waiting_is_kept():
+    notes: list[str] = []
+    rows = in_sessions(("a", 0, -1), ("a", 1, -1), ("a", 2, 0))
+    list(arriving(iter(rows), "trace", loop="closed", notes=notes))
+    assert [each.after for each in rows] == [-1, 0, 0]
+
+
+def test_requests_without_a_time_are_noted():
+    notes: list[str] = []
+    list(arriving(iter(in_sessions(("", -1, -1), ("", -1, -1))), "trace", notes=notes))
+    assert len(notes) == 1
+    assert notes[0].startswith("2 requests have no time")

@@ -24,6 +24,7 @@ from recorded_helpers import (
 
 from hicache.errors import InputError
 from traces.ragpulse import LENGTH_FILES, RAGPulseReader
+from traces.reader import open_trace
 from traces.rows import Layout, ReadOptions
 
 READER = RAGPulseReader()
@@ -93,10 +94,18 @@ def test_a_clock_that_starts_again_goes_on_from_the_next_day(tmp_path: Path) -> 
     expected = [100_000, 100_000, 604_453_000, 7 * day, 7 * day + 27_000, 7 * day + 90_000_000]
     assert [r.timestamp for r in rows_of(stream)] == [*expected, 9 * day + 5000]
     assert [note for note in stream.notes if "clock" in note] == [
-        "line 4: the clock starts again; it was taken to go on from the next whole day",
-        "line 7: the clock starts again; it was taken to go on from the next whole day",
+        f"t, line {line}: the clock starts again; it was taken to go on from the next whole day, "
+        "so that the trace lasts longer than its times say"
+        for line in (4, 7)
     ]
     assert any("1 request (first on line 2) had an earlier time" in note for note in stream.notes)
+
+
+def test_a_file_of_lengths_alone_is_told_from_a_trace(tmp_path: Path) -> None:
+    write_lengths(tmp_path)
+    message = r"2_passages\.jsonl: has the lengths .* give the folder"
+    with pytest.raises(InputError, match=message):
+        open_trace(tmp_path / "2_passages.jsonl")
 
 
 def test_lengths_are_estimated_where_their_files_are_missing(tmp_path: Path) -> None:

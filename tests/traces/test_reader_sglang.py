@@ -92,8 +92,9 @@ def test_texts_take_a_tokenizer(tmp_path: Path) -> None:
     out = {"text": "the page", "meta_info": {"prompt_tokens": 99, "cached_tokens": 80}}
     value = [(GenerateReqInput(text="the cache keeps"), out, 1.0, 2.0)]
     path = dump(tmp_path / "a.pkl", value)
-    assert "line 1, input_ids: only the text is there: give the model's tokenizer.json" in refusal(
-        DUMP, path
+    assert (
+        "line 1, input_ids: only the text is there: give --tokenizer, the "
+        "model's tokenizer.json" in refusal(DUMP, path)
     )
     options = tokenizer_options(tmp_path)
     stream = opened(DUMP, path, options)
@@ -237,7 +238,7 @@ def test_finished_requests_of_a_log_leave_in_the_order_of_their_start(tmp_path: 
     assert [round((row.timestamp or 0) - first) for row in rows] == [0, 14_000, 25_000]
     assert [row.cached_tokens for row in rows] == [-1, 1, -1]
     assert [row.output_ids for row in rows] == [[8, 9]] * 3
-    assert stream.notes[0].startswith("1 requests came after later ones")
+    assert stream.notes[0].startswith("1 request came after later ones")
 
 
 BAD_EVENTS = {

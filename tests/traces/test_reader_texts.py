@@ -15,6 +15,7 @@ from text_helpers import read_leaving_out, text_of, tokenizer_options
 from hicache.errors import InputError
 from traces.loogle import LooGLEReader
 from traces.openai_log import OpenAILogReader
+from traces.recorded import THINK_TIME_NOTE
 from traces.rows import BadRows, ReadOptions, Row
 from traces.sharegpt import ShareGPTReader
 from traces.source import Source
@@ -286,7 +287,30 @@ def test_a_log_in_the_order_of_the_answers_is_sorted(tmp_path: Path, options: Re
     path = write(tmp_path / "a", lines(answered(call(*two), "b", 9), answered(call(*one), "a", 5)))
     stream = opened(OPENAI, path, options)
     assert [(row.timestamp, row.after) for row in rows_of(stream)] == [(5000, -1), (9000, 0)]
-    assert stream.notes[0].startswith("1 requests came after later ones")
+    assert stream.notes[0].startswith("1 request came after later ones")
+
+
+def test_think_times_are_those_of_the_log_or_the_time_between_two_arrivals(
+    tmp_path: Path, options: ReadOptions
+) -> None:
+    one, two = [("user", "how")], [("user", "how"), ("assistant", "a"), ("user", "long")]
+    later = answered(call(*two), "b", 9)
+    for taken, delay in (({}, 4000), ({"latency_s": 1.5}, 2500), ({"duration_ms": 9000}, 0)):
+        first = answered(call(*one), "a", 5) | taken
+        stream = opened(OPENAI, write(tmp_path / "a", lines(first, later)), options)
+        assert [row.delay for row in rows_of(stream)] == [0, delay]
+        assert (THINK_TIME_NOTE in stream.notes) == (not taken)
+
+
+def test_a_time_under_another_name_is_not_passed_over_in_silence(
+    tmp_path: Path, options: ReadOptions
+) -> None:
+    row = call(("user", "how"), start_time="2023-11-14T22:13:20Z")
+    stream = opened(OPENAI, write(tmp_path / "a", lines(row, row)), options)
+    assert [row.timestamp for row in rows_of(stream)] == [None, None]
+    assert stream.notes[0] == (
+        "the rows have no timestamp or created; start_time is not read as a time"
+    )
 
 
 BAD_CALLS = {
@@ -426,7 +450,7 @@ FILES = {
 @pytest.mark.parametrize("reader", FILES, ids=lambda reader: reader.name)
 def test_without_a_tokenizer_the_error_says_what_to_give(tmp_path: Path, reader: Any) -> None:
     source = Source(write(tmp_path / "a", FILES[reader]))
-    with pytest.raises(InputError, match=r"give the model's tokenizer file"):
+    with pytest.raises(InputError, match=r"give the model's tokenizer file \(--tokenizer"):
         reader.open(source, NO_OPTIONS, BadRows(source.name))
 
 

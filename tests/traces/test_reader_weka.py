@@ -159,7 +159,9 @@ def test_ids_are_the_same_only_within_their_scope(
     letters = {each: letter for letter, each in zip(expected, ids, strict=True)}
     assert len(letters) == len(set(expected))
     assert [letters[each] for each in ids] == list(expected)
-    assert any("all 2 sessions start at time 0" in note for note in stream.notes)
+    assert any("the sessions of all 2 files start at time 0" in note for note in stream.notes)
+    local = any("ids are local to a file" in note for note in stream.notes)
+    assert local == (scope != "global")
     check_rows(rows, 64)
 
 

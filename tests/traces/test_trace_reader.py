@@ -133,8 +133,20 @@ def test_what_is_tolerated(tmp_path: Path) -> None:
     assert [(r.prompt_pages, r.ideal_pages) for r in requests] == [(2, 0), (1, 1), (2, 2)]
     assert trace.facts.requests_without_tail_id == 1
     assert trace.facts.warnings == [
-        "1 of 3 requests have no id for their partly filled last block; "
-        "its tokens are always computed"
+        "1 of 3 prompts have tokens behind their last id (a partly filled last block, most often), "
+        "which never hit and are always computed"
+    ]
+
+
+def test_a_tokenizer_or_a_part_of_a_folder_that_is_not_used_is_said(tmp_path: Path) -> None:
+    write_lines(tmp_path / "t.jsonl", [line([0], 512)])
+    (tmp_path / "README.md").write_text("no trace")
+    (tmp_path / "more").mkdir()
+    trace = open_trace(tmp_path, tokenizer="nowhere.json")
+    list(trace.requests(512))
+    assert trace.facts.warnings == [
+        "the tokenizer is not used: a mooncake trace holds no texts",
+        "of the folder, t.jsonl was read, but not more",
     ]
 
 

@@ -1,0 +1,360 @@
+"""What the engine's own thread costs in a live run: CPU time for each operation.
+
+    python benchmarks/hw/engine_time.py [--requests 600] [--out engine_time.json]
+
+The whole engine, all three tiers busy with named pages, on the real clock, the real inbox and one
+thread for each queue. Behind the queues stand devices that wait as long as a fast machine would
+take and need no Python meanwhile, so that what is measured is the engine. Targets and ceilings of
+the same run:
+
+* CPU time of the engine's thread outside waiting, for each operation (target: 50 us), and from the
+  start of a turn (a completion is delivered) to each submission, as p50, p99 and largest;
+* the same record replayed in plain SimPy: the engine without clock, inbox and threads; and once
+  more with a sleep before each instant, as a live run has them: what cold caches cost;
+* from a device's finish to the engine's first look at it, against a bare hand-over between two
+  threads; also beside a worker that runs Python all the time, as one that launches a model does.
+
+Correctness first: the record must repeat every count in plain SimPy. Needs no GPU. Exit code 1: a
+target was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from simpy import Environment
+
+from hicache.engine import Engine
+from hicache.kernel import drain
+from hicache.operations import Copy, Decode, Operation
+from hicache.options import EngineOptions, RestoreOptions
+from hicache.record import Record, Recorder, ReplayLanes
+from hicache.requests import Request
+from hw import live
+from hw.device import Control, Step, Timing
+from hw.lanes import LiveLanes
+from hw.live import LiveEnvironment, run_live
+from hw.machine import ThreadMachine
+from hw.workers import WorkQueue
+
+TARGET_US = 50.0
+PAGE = 64  # tokens
+BYTES_PER_TOKEN = 147_456  # Qwen3-8B, bf16
+SESSIONS = 40
+HANDOVERS = 3000
+OPTIONS = EngineOptions(
+    page_size_tokens=PAGE,
+    bytes_per_token=BYTES_PER_TOKEN,
+    device_pages=700,
+    host_pages=1000,
+    storage_pages=10_000,
+    restore=RestoreOptions(policy="cost", probe_every=8),
+    page_ids="named",
+)
+
+
+class Waits:
+    """A device that waits as long as an H200 with an 8B model would take, in round numbers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def run(self, operation: Operation, control: Control, steps: tuple[Step, ...] = ()) -> Timing:
+        started = time.monotonic_ns()
+        if isinstance(operation, Decode):
+            ends: list[int] = []
+            while len(ends) < operation.max_steps and not (ends and control.ending):
+                time.sleep(0.001)
+                ends.append(time.monotonic_ns())
+            return Timing(started, ends[-1], 0, len(ends), tuple(ends))
+        if isinstance(operation, Copy):
+            per_s = 50e9 if operation.direction in ("h2d", "d2h") else 8e9
+            time.sleep(30e-6 + operation.size_bytes / per_s)
+        else:
+            time.sleep(0.001 + operation.tokens * 30e-6)
+        return Timing(started, time.monotonic_ns())
+
+    def close(self) -> None:
+        pass
+
+
+class AtOnce(Waits):
+    """A device that takes no time."""
+
+    def run(self, operation: Operation, control: Control, steps: tuple[Step, ...] = ()) -> Timing:
+        now = time.monotonic_ns()
+        return Timing(now, now)
+
+
+def requests(number: int) -> list[Request]:
+    """Agent-like sessions: every prompt goes on from the session's last one, sessions take turns at
+    random, and come back after L1, L2, or both have lost them.
+    """
+    rng = Random(7)
+    pages = [rng.randrange(5, 15) for _ in range(SESSIONS)]
+    at_ns, made = 0, []
+    for each in range(number):
+        session = rng.randrange(SESSIONS)
+        pages[session] = min(pages[session] + rng.randrange(1, 5), 225)
+        at_ns += int(rng.expovariate(1 / 12e6))
+        made.append(
+            Request(
+                each, at_ns, pages[session] * PAGE + rng.randrange(1, PAGE), rng.randrange(1, 40),
+                ((session * 10_000, pages[session]),), pages[session], 0, f"session {session}",
+            )
+        )  # fmt: skip
+    return made
+
+
+class Probe:
+    """Lanes that note the CPU time from the start of a turn to each submission."""
+
+    def __init__(self, env: LiveEnvironment, inner: LiveLanes) -> None:
+        self._env, self._inner = env, inner
+        self.us: list[float] = []
+
+    def submit(self, operation: Operation):
+        pending = self._inner.submit(operation)
+        self.us.append((time.thread_time_ns() - self._env._turn_began_ns) / 1e3)
+        return pending
+
+    def end_burst(self, pending) -> None:
+        self._inner.end_burst(pending)
+
+
+def counts(engine: Engine) -> dict[str, object]:
+    """What two runs of the same decisions have in common."""
+    metrics = engine.metrics
+    return {
+        "rows": metrics.rows.tolist(),
+        "status": engine.status(),
+        "restores": metrics.restores,
+        "evicted": [tier.evicted_pages for tier in engine.tree.tiers],
+        "operations": {name: each.operations for name, each in metrics.directions.items()},
+    }
+
+
+def engine_part(number: int) -> dict[str, object]:
+    """The engine live and replayed."""
+    machine = ThreadMachine()
+    env = LiveEnvironment(machine)
+    queues = {
+        name: WorkQueue(name, [Waits(name)] * (4 if name in ("s2h", "h2s") else 1), machine)
+        for name in ("gpu", "h2d", "d2h", "s2h", "h2s")
+    }
+    lanes = LiveLanes(env, queues)
+    probe = Probe(env, lanes)
+    lines: list[str] = []
+    recorder = Recorder(env, probe, lines.append)
+    engine = Engine(env, recorder, OPTIONS)
+    engine.serve(requests(number))
+    gc.disable()
+    assert run_live(env, lanes)
+    gc.enable()
+    wall_s = machine.now_ns() / 1e9
+    recorder.close()
+    lanes.close()
+    engine.check_integrity()
+    assert engine.metrics.requests == number
+
+    record = Record(lines)
+    again, replay_ns = replayed(record, number, without_pauses)
+    assert counts(again) == counts(engine), "the record does not repeat the run"
+    _, paused_ns = replayed(record, number, with_pauses)
+
+    kinds: dict[str, int] = {}
+    for entry in record.endings.values():
+        kind = entry[2].direction if isinstance(entry[2], Copy) else type(entry[2]).__name__
+        kinds[kind] = kinds.get(kind, 0) + 1
+    assert set(kinds) == {"Prefill", "Decode", "d2h", "h2d", "h2s", "s2h"}, kinds
+    return {
+        "requests": number,
+        "wall_s": round(wall_s, 2),
+        "operations": env.operations,
+        "operations_by_kind": kinds,
+        "engine_us_per_operation": round(env.engine_ns_per_operation / 1e3, 1),
+        "to_submission_us": spread(probe.us),
+        "longest_turn_us": round(env.longest_turn_ns / 1e3, 1),
+        "engine_share_of_wall": round(env.engine_ns / 1e9 / wall_s, 4),
+        "replay_us_per_operation": round(replay_ns / 1e3 / env.operations, 1),
+        "replay_with_pauses_us_per_operation": round(paused_ns / 1e3 / env.operations, 1),
+        "record_repeats": True,
+    }
+
+
+def replayed(record: Record, number: int, run) -> tuple[Engine, int]:
+    """The engine in plain SimPy, and the CPU time it took. `run` runs an environment to its end and
+    returns the CPU time that its pauses took.
+    """
+    env = Environment(0)
+    lanes = ReplayLanes(env, record)
+    engine = Engine(env, lanes, OPTIONS)
+    asked = requests(number)
+    gc.disable()
+    before = time.thread_time_ns()
+    engine.serve(asked)
+    pauses_ns = run(env)
+    took_ns = time.thread_time_ns() - before - pauses_ns
+    gc.enable()
+    lanes.finish()
+    return engine, took_ns
+
+
+def without_pauses(env: Environment) -> int:
+    drain(env)
+    return 0
+
+
+def with_pauses(env: Environment) -> int:
+    """As a live run does, it sleeps before each instant: caches and clocks of the CPU are cold."""
+    pauses_ns = 0
+    while (at_ns := env.peek()) != float("inf"):
+        if at_ns > env.now:
+            before = time.thread_time_ns()
+            time.sleep(min(at_ns - env.now, 3e6) / 1e9)
+            pauses_ns += time.thread_time_ns() - before
+        env.step()
+    return pauses_ns
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """p50, p99 and the largest."""
+    values = sorted(values)
+    return {
+        "p50": round(statistics.median(values), 1),
+        "p99": round(values[int(len(values) * 0.99)], 1),
+        "max": round(values[-1], 1),
+    }
+
+
+def notice_part(beside: str, interval_s: float) -> tuple[dict[str, float], float]:
+    """us from a device's finish to the engine's look at it, one copy at a time, and the CPU time
+    of one: what the live kernel costs where no engine stands on it.
+    """
+    machine = ThreadMachine()
+    env = LiveEnvironment(machine)
+    lanes = LiveLanes(env, {"h2d": WorkQueue("h2d", [AtOnce("h2d")], machine)})
+    us: list[float] = []
+    over = threading.Event()
+
+    def python_all_the_time() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+
+    def again(event=None) -> None:
+        if event is not None:
+            us.append((machine.now_ns() - event.value.finished_ns) / 1e3)
+        if len(us) < HANDOVERS and machine.now_ns() < 8e9:
+            lanes.submit(Copy("h2d", 1, 1, 1)).callbacks.append(again)
+
+    if beside == "python":
+        threading.Thread(target=python_all_the_time, daemon=True).start()
+    ours, live.SWITCH_INTERVAL_S = live.SWITCH_INTERVAL_S, interval_s
+    again()
+    assert run_live(env, lanes)
+    live.SWITCH_INTERVAL_S = ours
+    over.set()
+    lanes.close()
+    return spread(us), round(env.engine_ns_per_operation / 1e3, 1)
+
+
+def handover_floor() -> dict[str, float]:
+    """us for a bare hand-over from one thread to another that waits, by a SimpleQueue."""
+    there: SimpleQueue[int] = SimpleQueue()
+    back: SimpleQueue[int] = SimpleQueue()
+
+    def answer() -> None:
+        for _ in range(HANDOVERS):
+            there.get()
+            back.put(time.monotonic_ns())
+
+    threading.Thread(target=answer, daemon=True).start()
+    us: list[float] = []
+    for _ in range(HANDOVERS):
+        there.put(0)
+        sent = back.get()
+        us.append((time.monotonic_ns() - sent) / 1e3)
+    return spread(us)
+
+
+def python_loop_ms() -> float:
+    """A fixed loop of plain Python, the least of five: how fast this machine is, and how busy."""
+    best = float("inf")
+    for _ in range(5):
+        before = time.thread_time_ns()
+        total = 0
+        for number in range(1_000_000):
+            total += number
+        best = min(best, (time.thread_time_ns() - before) / 1e6)
+    return round(best, 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="CPU time of the engine in a live run")
+    parser.add_argument("--requests", type=int, default=600)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    found: dict[str, object] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": "python " + " ".join(["benchmarks/hw/engine_time.py", *sys.argv[1:]]),
+        "machine": {
+            "cpu_count": os.cpu_count(),
+            "processor": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+        },
+    }
+    run = found["engine"] = engine_part(arguments.requests)
+    found["python_loop_ms"] = python_loop_ms()
+    found["handover_floor_us"] = handover_floor()
+    default_s = sys.getswitchinterval()
+    alone, found["kernel_us_per_operation"] = notice_part("nothing", live.SWITCH_INTERVAL_S)
+    found["notice_us"] = {
+        "alone": alone,
+        "beside_python": notice_part("python", live.SWITCH_INTERVAL_S)[0],
+        "beside_python_default_switch_interval": notice_part("python", default_s)[0],
+    }
+    cost = run["engine_us_per_operation"]
+    found["target_us"], found["held"] = TARGET_US, cost <= TARGET_US
+    print(
+        f"{run['requests']} requests, {run['operations']} operations in {run['wall_s']} s; "
+        "the record repeats them"
+    )
+    print(f"a loop of a million additions, ms  {found['python_loop_ms']:8.1f}")
+    print(f"engine, CPU us an operation        {cost:8.1f}   target {TARGET_US:.0f}")
+    print(f"  replayed in plain SimPy          {run['replay_us_per_operation']:8.1f}")
+    print(f"  the same, sleeping in between    {run['replay_with_pauses_us_per_operation']:8.1f}")
+    print(f"  live kernel without an engine    {found['kernel_us_per_operation']:8.1f}")
+    print(f"  longest turn                     {run['longest_turn_us']:8.1f}")
+    rows = {
+        "start of turn to submission, CPU us": run["to_submission_us"],
+        "bare hand-over between threads, us": found["handover_floor_us"],
+        "finish to the engine's look, us": found["notice_us"]["alone"],
+        f"  beside Python, {live.SWITCH_INTERVAL_S * 1e3} ms": found["notice_us"]["beside_python"],
+        f"  beside Python, {default_s * 1e3} ms": found["notice_us"][
+            "beside_python_default_switch_interval"
+        ],
+    }
+    for name, values in rows.items():
+        print(f"{name:36}" + "".join(f"{key} {value:9.1f}   " for key, value in values.items()))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0 if found["held"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

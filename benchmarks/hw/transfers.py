@@ -1,0 +1,508 @@
+"""Copies between L1 and L2 on a GPU: right first, then how fast, against ceilings of the same run.
+
+    python benchmarks/hw/transfers.py --out transfers.json          everything, under 90 s
+    python benchmarks/hw/transfers.py --check 100000                random transfers, no timing
+    compute-sanitizer --tool memcheck python benchmarks/hw/transfers.py --sanitize
+    compute-sanitizer --tool racecheck python benchmarks/hw/transfers.py --sanitize
+
+For the sanitizer set PYTORCH_NO_CUDA_MEMORY_CACHING=1: PyTorch's cache would hide what lies beyond
+a tensor. Times are of the whole blocking call on the host's clock, medians, for the ceiling (one
+plain pinned copy of the same bytes) and the back-ends alike. Without a GPU only the check runs, by
+the interpreter and slowly. Geometry: Qwen3-8B, bf16.
+Exit code 1: something was not right, or a target was missed (`--targets none` only reports).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import torch
+import triton
+from random_transfers import check
+
+from hicache.operations import PageRuns
+from hw.pools import DevicePool, HostPool, KvLayout
+from hw.transfers import kernels
+from hw.transfers.auto import BACKENDS, Auto, measure
+from hw.transfers.backend import runs_of
+from hw.transfers.driver import Direction, Driver
+from hw.transfers.layerwise import LayerLoad
+from hw.transfers.queues import CudaQueue
+from hw.transfers.zero_copy import ZeroCopy
+
+GIB = 1 << 30
+MIB = 1 << 20
+DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
+# SGLang 0.4.6's kernel at its default setting, the best of three sizes, on an H200.
+SGLANG_GIB_S = {"h2d": 32.5, "d2h": 48.3}
+
+
+def qwen3_8b(page_size_tokens: int) -> KvLayout:
+    """144 KiB a token."""
+    return KvLayout(
+        layers=36, kv_heads=8, head_dim_k=128, head_dim_v=128,
+        page_size_tokens=page_size_tokens, dtype="bf16",
+    )  # fmt: skip
+
+
+# How fast? --------------------------------------------------------------------------------------
+
+
+def timed_us(act: Callable[[], object], repeats: int) -> float:
+    """The median time of `act()`."""
+    times = []
+    for _ in range(repeats):
+        start = time.monotonic_ns()
+        act()
+        times.append(time.monotonic_ns() - start)
+    return statistics.median(times) / 1e3
+
+
+def gib_s(size_bytes: int, time_us: float) -> float:
+    return size_bytes / GIB / (time_us / 1e6)
+
+
+class Bench:
+    """Pools of one page size, the back-ends over them, and the link's ceiling."""
+
+    def __init__(self, page_size_tokens: int, driver: Driver, pool_bytes: int = 3 * GIB) -> None:
+        self.layout = qwen3_8b(page_size_tokens)
+        self.page_size_tokens = page_size_tokens
+        pages = pool_bytes // self.layout.page_bytes
+        self.device_pool = DevicePool(self.layout, pages, "cuda")
+        start = time.monotonic()
+        self.host_pool = HostPool(self.layout, pages, driver, chunk_bytes=4 * GIB)
+        self.pin_s_per_gib = (time.monotonic() - start) / (pool_bytes / GIB)
+        self.queue = CudaQueue(driver, torch.device("cuda"))
+        self.backends = {
+            name: make(self.device_pool, self.host_pool, driver)
+            for name, make in BACKENDS.items()
+            if name != "direct_batch" or driver.copies_batches
+        }
+        start = time.monotonic()
+        self.auto = Auto(self.backends, measure(self.backends))
+        self.measure_s = time.monotonic() - start
+        self.generator = np.random.default_rng(2)
+
+    def plain(self, direction: Direction, size_bytes: int) -> Callable[[], None]:
+        """One contiguous pinned copy, and the wait for it."""
+        pair = (self.device_pool.address, self.host_pool.address)
+        target, source = pair if direction == "h2d" else pair[::-1]
+
+        def act() -> None:
+            self.queue.copy(target, source, size_bytes)
+            self.queue.mark().synchronize()
+
+        return act
+
+    def lists(self, count: int) -> tuple[PageRuns, PageRuns]:
+        """Random pages of both pools."""
+        return tuple(  # pyright: ignore[reportReturnType]
+            runs_of(self.generator.permutation(pool.pages)[:count])
+            for pool in (self.device_pool, self.host_pool)
+        )
+
+    def copy(self, name: str, direction: Direction, lists: tuple) -> Callable[[], object]:
+        backend = self.auto if name == "auto" else self.backends[name]
+        source, target = lists if direction == "d2h" else lists[::-1]
+        return lambda: backend.copy(direction, source, target)
+
+    def close(self) -> None:
+        for backend in self.backends.values():
+            backend.close()
+        self.host_pool.close()
+
+
+def scattered(bench: Bench, sizes: tuple[int, ...]) -> list[dict]:
+    """Scattered pages by every back-end, against the plain copy of the same bytes."""
+    rows = []
+    for size in sizes:
+        count = -(-size // bench.layout.page_bytes)
+        moved = count * bench.layout.page_bytes
+        repeats = 21 if moved < 64 * MIB else 7
+        lists = bench.lists(count)
+        for direction in DIRECTIONS:
+            plain = bench.plain(direction, moved)
+            plain()
+            row: dict = {
+                "page_tokens": bench.page_size_tokens, "bytes": moved, "pages": count,
+                "direction": direction,
+            }  # fmt: skip
+            # The ceiling before and after, so that a drift of the link is seen.
+            ceiling = [timed_us(plain, repeats)]
+            for name in (*bench.backends, "auto"):
+                act = bench.copy(name, direction, lists)
+                once_us = timed_us(act, 1)
+                row[name] = timed_us(act, repeats if once_us < 1e5 else 2)
+                if name == "auto":
+                    row["picked"] = bench.auto.picked
+            ceiling.append(timed_us(plain, repeats))
+            row["plain"] = statistics.mean(ceiling)
+            row["plain_spread"] = abs(ceiling[0] - ceiling[1]) / row["plain"]
+            rows.append(row)
+    return rows
+
+
+def print_scattered(rows: list[dict]) -> None:
+    names = ("staged", "zero_copy", "direct", "direct_batch", "auto")
+    print("\nscattered pages, share of one plain pinned copy of the same bytes")
+    print(
+        "page  MiB    dir  plain GiB/s  spread  "
+        + "".join(f"{each:>13}" for each in names)
+        + "  picked"
+    )
+    for row in rows:
+        print(
+            f"{row['page_tokens']:>4} {row['bytes'] / MIB:>6.1f}  {row['direction']}"
+            f" {gib_s(row['bytes'], row['plain']):>12.1f} {row['plain_spread']:>7.1%}  "
+            + "".join(f"{row['plain'] / row[n]:>13.3f}" if n in row else " " * 13 for n in names)
+            + f"  {row['picked']}"
+        )
+
+
+def restore_of_350(bench: Bench) -> dict:
+    """350 tokens from L2, against 1.25 plain copies + 60 us."""
+    count = -(-350 // bench.page_size_tokens)
+    lists = bench.lists(count)
+    plain = bench.plain("h2d", count * bench.layout.page_bytes)
+    plain()
+    row: dict = {"page_tokens": bench.page_size_tokens, "plain": timed_us(plain, 31)}
+    for name in (*bench.backends, "auto"):
+        act = bench.copy(name, "h2d", lists)
+        act()
+        row[name] = timed_us(act, 31)
+    row["picked"] = bench.auto.picked
+    row["limit"] = 1.25 * row["plain"] + 60
+    return row
+
+
+def gather(bench: Bench, tokens: tuple[int, ...]) -> list[dict]:
+    """The kernel between the pool and a packed buffer on the device, against a plain copy there."""
+    rows = []
+    shape = kernels.tiling(bench.layout)
+    largest = max(tokens) // bench.page_size_tokens * bench.layout.page_bytes
+    packed = torch.empty(largest, dtype=torch.uint8, device="cuda")
+    pool = bench.device_pool
+    # One bandwidth for all sizes: a small copy would partly stay in the cache.
+    large_us = events_us(lambda: packed.copy_(pool.data[:largest]))
+    for wanted in tokens:
+        count = wanted // bench.page_size_tokens
+        size = count * bench.layout.page_bytes
+        pages = torch.from_numpy(bench.generator.permutation(pool.pages)[:count].astype(np.int32))
+        pages = pages.cuda()
+        row: dict = {
+            "page_tokens": bench.page_size_tokens, "bytes": size,
+            "plain": large_us * size / largest,
+        }  # fmt: skip
+        for name, to_device in (("gather", False), ("scatter", True)):
+            row[name] = events_us(
+                lambda pages=pages, count=count, to_device=to_device: kernels.move_pages(
+                    bench.layout,
+                    shape,
+                    device_address=pool.address,
+                    packed_address=packed.data_ptr(),
+                    device_pages=pages,
+                    packed_pages=None,
+                    count=count,
+                    pool_pages=pool.pages,
+                    packed_stride_bytes=bench.layout.page_bytes,
+                    to_device=to_device,
+                )
+            )
+        rows.append(row)
+    return rows
+
+
+def events_us(act: Callable[[], object], repeats: int = 9) -> float:
+    """The median time of `act()` on the device, by events."""
+    act()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        act()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def programs_sweep(bench: Bench) -> list[dict]:
+    """zero_copy with more and fewer programs, warps, and bytes under way in each."""
+    rows = []
+    count = 512 * MIB // bench.layout.page_bytes
+    lists = bench.lists(count)
+    settings = [(programs, 16, 4) for programs in (4, 8, 16, 24, 32, 64, 132)]
+    settings += [(32, 8, 4), (32, 32, 8), (16, 32, 8), (64, 8, 4), (132, 4, 4), (264, 8, 4)]
+    for programs, tile_kib, warps in settings:
+        backend = ZeroCopy(
+            bench.device_pool, bench.host_pool, bench.queue.driver,
+            programs=programs, tile_bytes=tile_kib << 10, warps=warps,
+        )  # fmt: skip
+        row: dict = {"programs": programs, "tile_kib": tile_kib, "warps": warps}
+        for direction in DIRECTIONS:
+            source, target = lists if direction == "d2h" else lists[::-1]
+            backend.copy(direction, source, target)
+            time_us = timed_us(
+                lambda b=backend, d=direction, s=source, t=target: b.copy(d, s, t), 3
+            )
+            row[direction] = gib_s(count * bench.layout.page_bytes, time_us)
+        rows.append(row)
+    return rows
+
+
+def layerwise(bench: Bench, tokens: int) -> list[dict]:
+    """How much of the smaller of load and compute is hidden when layers are waited for singly.
+
+    Compute is one matrix product a layer; in all about as long as the load, half of it and twice.
+    """
+    layers = bench.layout.layers
+    lists = bench.lists(tokens // bench.page_size_tokens)
+    weights = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    stream = torch.cuda.Stream()
+    kept: list[torch.Tensor] = []  # what graphs read must outlive them
+
+    def graph_of(rows: int) -> torch.cuda.CUDAGraph:
+        data = torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16)
+        kept.append(data)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.mm(data, weights)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            torch.mm(data, weights)
+        return graph
+
+    def compute(graph: torch.cuda.CUDAGraph, load: LayerLoad | None) -> None:
+        with torch.cuda.stream(stream):
+            for layer in range(layers):
+                if load is not None:
+                    load.wait_layer(layer)
+                graph.replay()
+        stream.synchronize()
+
+    rows = []
+    for name, backend in bench.backends.items():
+
+        def load_only(backend=backend) -> None:
+            backend.load_layers(lists[1], lists[0]).finish()
+
+        load_only()
+        load_us = timed_us(load_only, 7)
+        for share in (0.5, 1.0, 2.0):
+            # About 0.7 PFLOP/s: the rows of a product that lasts as long as a layer's load.
+            wanted_us = load_us * share / layers
+            graph = graph_of(max(128, round(wanted_us * 7e8 / (2 * 4096 * 4096) / 128) * 128))
+            compute(graph, None)
+            compute_us = timed_us(lambda graph=graph: compute(graph, None), 7)
+
+            def both(graph=graph, backend=backend) -> None:
+                load = LayerLoad(layers)
+
+                def run() -> None:
+                    # As a worker does: it has nothing to do with the model's stream.
+                    with backend.running():
+                        backend.load_layers(lists[1], lists[0], load=load).finish()
+
+                thread = threading.Thread(target=run)
+                thread.start()
+                compute(graph, load)
+                thread.join()
+
+            both()
+            both_us = timed_us(both, 7)
+            hidden = (load_us + compute_us - both_us) / min(load_us, compute_us)
+            row = {"backend": name, "tokens": tokens, "load": load_us, "compute": compute_us}
+            rows.append(row | {"both": both_us, "hidden": hidden})
+    return rows
+
+
+def duplex(bench: Bench) -> list[dict]:
+    """Both directions at once, each in its thread, against plain copies doing the same."""
+    count = 512 * MIB // bench.layout.page_bytes
+    size = count * bench.layout.page_bytes
+    rows = []
+    for name in ("plain", *bench.backends):
+        acts = [_half(bench, name, direction, count) for direction in DIRECTIONS]
+        for act in acts:
+            act()
+
+        def both(acts=acts) -> None:
+            threads = [
+                threading.Thread(target=lambda act=act: [act() for _ in range(4)]) for act in acts
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        rows.append({"backend": name, "each_way_gib_s": gib_s(4 * size, timed_us(both, 3))})
+    return rows
+
+
+def _half(bench: Bench, name: str, direction: Direction, count: int) -> Callable[[], object]:
+    """A copy of `count` pages within one half of both pools: each direction has its own."""
+    driver = bench.queue.driver
+    half = bench.device_pool.pages // 2
+    first = half if direction == "h2d" else 0
+    if name == "plain":
+        queue = CudaQueue(driver, torch.device("cuda"))
+        size = count * bench.layout.page_bytes
+        offset = first * bench.layout.page_bytes
+        device, host = bench.device_pool.address + offset, bench.host_pool.address + offset
+        target, source = (device, host) if direction == "h2d" else (host, device)
+
+        def plain() -> None:
+            queue.copy(target, source, size)
+            queue.mark().synchronize()
+
+        return plain
+    backend = BACKENDS[name](bench.device_pool, bench.host_pool, driver)
+    lists = [runs_of(bench.generator.permutation(half)[:count] + first) for _ in range(2)]
+
+    def copy() -> None:
+        with backend.running():
+            backend.copy(direction, lists[0], lists[1])
+
+    return copy
+
+
+# Report -----------------------------------------------------------------------------------------
+
+
+def report(result: dict) -> list[str]:
+    """Print the tables; returns the targets that were missed."""
+    missed = []
+
+    def target(what: str, holds: bool) -> None:
+        print(f"  {'ok    ' if holds else 'MISSED'} {what}")
+        if not holds:
+            missed.append(what)
+
+    print_scattered(result["scattered"])
+    print("\n350 tokens from L2, us")
+    for row in result["restore_350"]:
+        print("  " + "  ".join(f"{k} {v:.0f}" if k != "picked" else v for k, v in row.items()))
+    print("\nkernel between pool and packed buffer, share of a plain device copy")
+    for row in result["gather"]:
+        print(
+            f"  page {row['page_tokens']:>2} {row['bytes'] / MIB:>7.0f} MiB  "
+            f"plain {2 * row['bytes'] / row['plain'] / 1e3:.0f} GB/s read + write  "
+            f"gather {row['plain'] / row['gather']:.3f}  "
+            f"scatter {row['plain'] / row['scatter']:.3f}"
+        )
+    print("\nzero_copy, 512 MiB, GiB/s")
+    for row in result["zero_copy_sweep"]:
+        print(
+            f"  programs {row['programs']:>3}  tile {row['tile_kib']:>2} KiB  warps {row['warps']}"
+            f"  h2d {row['h2d']:.1f}  d2h {row['d2h']:.1f}"
+        )
+    print("\nlayer by layer, us")
+    for row in result["layerwise"]:
+        print(
+            f"  {row['backend']:<13} load {row['load']:>7.0f}  compute {row['compute']:>7.0f}  "
+            f"both {row['both']:>7.0f}  hidden {row['hidden']:.0%}"
+        )
+    print("\nboth directions at once, GiB/s each way")
+    print("  " + "  ".join(f"{r['backend']} {r['each_way_gib_s']:.1f}" for r in result["duplex"]))
+    print("\ntargets")
+    for row in result["scattered"]:
+        what = f"auto, page {row['page_tokens']}, {row['bytes'] / MIB:.0f} MiB {row['direction']}"
+        speed = gib_s(row["bytes"], row["auto"])
+        share = row["plain"] / row["auto"]
+        target(f"{what}: {share:.3f} >= 0.95", share >= 0.95)
+        if row["direction"] == "h2d" and row["bytes"] >= 64 * MIB:
+            least = 1.3 * SGLANG_GIB_S["h2d"]
+            target(f"{what}: {speed:.1f} GiB/s >= {least:.1f}", speed >= least)
+    for row in result["restore_350"]:
+        target(
+            f"350 tokens, page {row['page_tokens']}: {row['auto']:.0f} <= {row['limit']:.0f} us",
+            row["auto"] <= row["limit"],
+        )
+    for row in result["gather"]:
+        for name in ("gather", "scatter"):
+            limit = row["plain"] / 0.85 + (0 if row["bytes"] >= 2 * GIB else 40)
+            target(
+                f"{name}, page {row['page_tokens']}, {row['bytes'] / MIB:.0f} MiB: "
+                f"{row[name]:.0f} <= {limit:.0f} us",
+                row[name] <= limit,
+            )
+    for row in result["layerwise"]:
+        what = f"layer-wise {row['backend']}, compute {row['compute']:.0f} us"
+        target(f"{what}: {row['hidden']:.0%} hidden >= 80 %", row["hidden"] >= 0.8)
+    return missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", help="a file for the numbers, JSON")
+    parser.add_argument("--check", type=int, metavar="N", help="N random transfers, nothing else")
+    parser.add_argument("--sanitize", action="store_true", help="a small check, nothing else")
+    parser.add_argument("--targets", choices=("all", "none"), default="all")
+    options = parser.parse_args()
+    driver = Driver(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    if driver is None and options.check is None and not options.sanitize:
+        print("this needs a CUDA GPU")
+        return 2
+    result: dict = {
+        "machine": torch.cuda.get_device_name() if driver else "CPU", "torch": torch.__version__,
+        "triton": triton.__version__, "batches": driver is not None and driver.copies_batches,
+        "date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv),
+    }  # fmt: skip
+    everything = ("bf16", "fp16", "fp8", "fp32")
+    if options.sanitize:
+        result["check"] = check(100, ("bf16", "fp8"), driver, batch=10)
+    elif options.check is not None:
+        result["check"] = check(options.check, everything, driver)
+    else:
+        assert driver is not None
+        start = time.monotonic()
+        result["check"] = check(1500, ("bf16", "fp8"), driver)
+        measure_speed(result, driver)
+        print(f"took {time.monotonic() - start:.0f} s")
+    missed = report(result) if "scattered" in result else []
+    if options.out:
+        Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="ascii")
+    wrong = result["check"]["wrong"] > 0
+    return 1 if wrong or (missed and options.targets == "all") else 0
+
+
+def measure_speed(result: dict, driver: Driver) -> None:
+    """Fill `result`."""
+    for name in ("scattered", "restore_350", "gather"):
+        result[name] = []
+    for page_size in (64, 16, 1):
+        bench = Bench(page_size, driver)
+        print(
+            f"page {page_size}: pinned at {bench.pin_s_per_gib:.2f} s/GiB, "
+            f"back-ends timed in {bench.measure_s:.1f} s"
+        )
+        sizes = (8 * MIB, 32 * MIB, 128 * MIB, 512 * MIB)
+        sizes += (GIB,) if page_size == 64 else ()
+        result["scattered"] += scattered(bench, sizes)
+        result["restore_350"].append(restore_of_350(bench))
+        result["gather"] += gather(bench, (384, 3584, 16128))
+        if page_size == 64:
+            result["pin_s_per_gib"] = bench.pin_s_per_gib
+            result["zero_copy_sweep"] = programs_sweep(bench)
+            result["layerwise"] = layerwise(bench, 3584)
+            result["duplex"] = duplex(bench)
+            result["auto_table"] = {"/".join(case): rows for case, rows in bench.auto.table.items()}
+        bench.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

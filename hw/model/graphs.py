@@ -1,0 +1,93 @@
+"""CUDA graphs of steps: a step of a shape that was seen before is launched as one.
+
+A transformer's step from Python is hundreds of launches, which for few tokens take longer than the
+GPU's work. A graph is captured once for each shape, with the shape's sizes rounded up so that few
+shapes exist; what a step has less stands for nothing. All graphs share one memory pool, for only
+one runs at a time. Refuses to know what a step computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from hw.model.buffers import Shape
+from hw.model.paged_attention import Heads
+
+
+class Buckets(NamedTuple):
+    """The sizes for which graphs exist. A longer prefill keeps the GPU busy without one."""
+
+    prefill_tokens: tuple[int, ...] = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
+    decoders: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+    chunks: int = 8
+
+
+def rounded_up(size: int, buckets: tuple[int, ...], most: int) -> int | None:
+    """The smallest bucket that holds `size` and is at most `most`; 0 for 0, None if none does."""
+    if size == 0:
+        return 0
+    for bucket in buckets:
+        if size <= bucket:
+            return bucket if bucket <= most else None
+    return None
+
+
+def graph_shape(shape: Shape, heads: Heads, buckets: Buckets, most: Shape) -> Shape | None:
+    """The shape of a graph that can run a step of `shape`; None if there can be none.
+
+    `most`: limits of tokens, chunks and decoders.
+    """
+    tokens = rounded_up(shape.prefill_tokens, buckets.prefill_tokens, most.prefill_tokens)
+    decoders = rounded_up(shape.decoders, buckets.decoders, most.decoders)
+    chunks = min(buckets.chunks, most.chunks)
+    if tokens is None or decoders is None or shape.chunks > chunks:
+        return None
+    if not tokens:
+        return Shape(0, 0, 0, decoders)
+    # Chunks that do not end where tiles do need a tile more, each.
+    tiles = -(-tokens // heads.tile_tokens) + chunks - 1
+    return Shape(tokens, chunks, tiles, decoders)
+
+
+class StepGraphs:
+    """The graphs of one model, captured on `stream`."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __contains__(self, shape: Shape) -> bool:
+        return shape in self._graphs
+
+    def capture(self, shape: Shape, body: Callable[[], object]) -> int:
+        """Record `body`, whose inputs stand for nothing; how long it took, in ns."""
+        start_ns = time.monotonic_ns()
+        body()  # compiles kernels, makes workspaces
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on using the device meanwhile.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            body()
+        self._pool = graph.pool()
+        self._graphs[shape] = graph
+        self._stream.synchronize()
+        return time.monotonic_ns() - start_ns
+
+    def replay(self, shape: Shape) -> None:
+        """Launch the graph of `shape` on the current stream."""
+        self._graphs[shape].replay()
+
+    def close(self) -> None:
+        """Let go of the graphs."""
+        self._graphs.clear()
+        self._pool = None

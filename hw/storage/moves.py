@@ -1,0 +1,145 @@
+"""Extents of pages over a transport: in place, or by way of aligned memory.
+
+O_DIRECT wants every address, offset and size to be a multiple of BLOCK_BYTES. Where the pages are
+not, slots are padded in the file and pages go through a bounce buffer, one round after the other:
+
+    file     |slot 7 ..pad|slot 8 ..pad|          padded slots, one request for both
+    bounce   |page    ..  |page    ..  |          the same, aligned
+    L2       |page 3 |page 4 |                    copied from or to here, one by one
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from hw.storage.host import BLOCK_BYTES, HostBuffer, HostMemory
+from hw.storage.plan import Extent, Request, request_size, requests
+
+BOUNCE_BYTES = 64 << 20  # for each direction
+
+
+class Transport(Protocol):
+    """Moves bytes between the file and one region of memory; returns, or raises TransferError, when
+    nothing is under way any more.
+    """
+
+    fence_bytes: int
+    """No request may lie on both sides of a multiple of this in memory."""
+
+    @property
+    def at_once(self) -> int:
+        """How many requests are served together."""
+        ...
+
+    def describe(self) -> str:
+        """What it is, for people."""
+        ...
+
+    def read(self, requests: Sequence[Request]) -> None:
+        """File -> memory."""
+        ...
+
+    def write(self, requests: Sequence[Request]) -> None:
+        """Memory -> file."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads and descriptors."""
+        ...
+
+
+class InPlace:
+    """Straight between the slots and the pages of the region."""
+
+    def __init__(self, transport: Transport, slot_bytes: int, request_bytes: int) -> None:
+        self._transport = transport
+        self._slot_bytes = slot_bytes
+        self._request_bytes = max(1, request_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+    def read(self, extents: Sequence[Extent]) -> None:
+        """File -> memory."""
+        self._transport.read(self._requests(extents))
+
+    def write(self, extents: Sequence[Extent]) -> None:
+        """Memory -> file."""
+        self._transport.write(self._requests(extents))
+
+    def _requests(self, extents: Sequence[Extent]) -> list[Request]:
+        transport = self._transport
+        total_bytes = sum(count for _, _, count in extents) * self._slot_bytes
+        most_bytes = request_size(total_bytes, transport.at_once, self._request_bytes)
+        return requests(extents, self._slot_bytes, most_bytes, transport.fence_bytes)
+
+
+class Bounced:
+    """By way of `memory`, aligned, whose first half serves reads and whose second half writes."""
+
+    def __init__(self, moves: InPlace, memory: HostMemory, host: HostMemory) -> None:
+        """`moves`: between the file and `memory`."""
+        self._moves = moves
+        self._memory = memory
+        self._host = host
+        self._half = memory.pages // 2
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+
+    @staticmethod
+    def memory_for(slot_bytes: int) -> HostBuffer:
+        """What to bounce through."""
+        return HostBuffer(2 * max(1, BOUNCE_BYTES // slot_bytes), slot_bytes)
+
+    def read(self, extents: Sequence[Extent]) -> None:
+        """File -> memory."""
+        with self._reading:
+            for part in _rounds(extents, self._half):
+                aside = _aside(part, 0)
+                self._moves.read(aside)
+                for (_, page, count), (_, place, _) in zip(part, aside, strict=True):
+                    for i in range(count):
+                        self._copy(self._host, page + i, self._memory, place + i)
+
+    def write(self, extents: Sequence[Extent]) -> None:
+        """Memory -> file."""
+        with self._writing:
+            for part in _rounds(extents, self._half):
+                aside = _aside(part, self._half)
+                for (_, page, count), (_, place, _) in zip(part, aside, strict=True):
+                    for i in range(count):
+                        self._copy(self._memory, place + i, self._host, page + i)
+                self._moves.write(aside)
+
+    def _copy(self, target: HostMemory, to: int, source: HostMemory, of: int) -> None:
+        # memmove lets other threads run; assigning to a memoryview does not.
+        ctypes.memmove(
+            target.address + to * target.page_bytes,
+            source.address + of * source.page_bytes,
+            self._host.page_bytes,
+        )
+
+
+def _rounds(extents: Iterable[Extent], most: int) -> Iterator[list[Extent]]:
+    """The extents, at most `most` pages at a time."""
+    part: list[Extent] = []
+    room = most
+    for slot, page, count in extents:
+        while count:
+            now = min(count, room)
+            part.append(Extent(slot, page, now))
+            slot, page, count, room = slot + now, page + now, count - now, room - now
+            if not room:
+                yield part
+                part, room = [], most
+    if part:
+        yield part
+
+
+def _aside(extents: Iterable[Extent], place: int) -> list[Extent]:
+    """The same slots, with pages of the bounce buffer from `place` on."""
+    aside: list[Extent] = []
+    for slot, _, count in extents:
+        aside.append(Extent(slot, place, count))
+        place += count
+    return aside

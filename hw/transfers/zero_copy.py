@@ -1,0 +1,106 @@
+"""One kernel that reads or writes the pinned host pages where they are.
+
+No work buffer and no copy by the CPU, whatever the page lists look like; what it costs is a few
+multiprocessors, which wait for PCIe most of the time. Few programs are enough, since each has a
+tile of 16 KiB under way: bandwidth times latency of a Gen5 x16 link is about 100 KiB. So `programs`
+is a trade between the link's last per cent and what is left to the model's kernels.
+Refuses page lists that name a page twice on the target's side: nobody orders the writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from hicache.errors import TransferError
+from hw.pools import DevicePool, HostPool
+from hw.transfers import kernels
+from hw.transfers.backend import Copied, Pages, TransferBackend
+from hw.transfers.driver import Direction, Driver
+from hw.transfers.layerwise import LayerLoad
+from hw.transfers.queues import Mark
+
+PROGRAMS = 32
+
+
+class ZeroCopy(TransferBackend):
+    """See the module. `programs`: CTAs of a launch; `tile_bytes`: what one moves at a time."""
+
+    name = "zero_copy"
+
+    def __init__(
+        self,
+        device_pool: DevicePool,
+        host_pool: HostPool,
+        driver: Driver | None = None,
+        *,
+        programs: int = PROGRAMS,
+        tile_bytes: int = kernels.TILE_BYTES,
+        warps: int = kernels.WARPS,
+    ) -> None:
+        super().__init__(device_pool, host_pool, driver)
+        # The interpreter's programs run one after the other and cost by the program.
+        self.programs = programs if driver is not None else 1
+        self.warps = warps
+        self._tiling = kernels.tiling(self.layout, tile_bytes)
+
+    def copy_listed(
+        self,
+        direction: Direction,
+        device_pages: torch.Tensor,
+        host_pages: torch.Tensor,
+        inputs: Iterable[Mark] = (),
+    ) -> Copied:
+        """The same with page lists that are on the device already, int32 tensors of one length.
+
+        They may still be being written on the caller's current stream. The host never looks at
+        them: page numbers outside the pools are the caller's mistake, and all of L2 gets pinned.
+        """
+        if device_pages.shape != host_pages.shape or device_pages.dim() != 1:
+            raise TransferError(f"{self.name}: two lists of one length are wanted")
+        if {device_pages.dtype, host_pages.dtype} != {torch.int32}:
+            raise TransferError(f"{self.name}: page lists are int32 tensors")
+        with self._lock:
+            setup_ns = self.host_pool.pin(0, self.host_pool.pages)
+            # On the caller's stream, so before that stream is waited for.
+            lists = (device_pages.contiguous(), host_pages.contiguous())
+            self._wait_for_inputs(inputs)
+            begin = self.queue.mark()
+            self._launch(direction, lists, (0, self.layout.layers))
+            end = self.queue.mark()
+            end.synchronize()
+            return Copied(self.queue.elapsed_ns(begin, end), setup_ns)
+
+    def _move(self, direction: Direction, pages: Pages) -> int:
+        return self._launch(direction, self._lists(pages), (0, self.layout.layers))
+
+    def _move_layers(self, pages: Pages, load: LayerLoad) -> int:
+        lists, setup_ns = self._lists(pages), 0
+        for layer in range(self.layout.layers):
+            setup_ns += self._launch("h2d", lists, (layer, 1))
+            load.loaded()
+        return setup_ns
+
+    def _launch(
+        self,
+        direction: Direction,
+        lists: tuple[torch.Tensor, torch.Tensor],
+        layers: tuple[int, int],
+    ) -> int:
+        with self.queue.running():
+            return kernels.move_pages(
+                self.layout,
+                self._tiling,
+                device_address=self.device_pool.address,
+                packed_address=self.host_pool.address,
+                device_pages=lists[0],
+                packed_pages=lists[1],
+                count=lists[0].shape[0],
+                pool_pages=self.device_pool.pages,
+                packed_stride_bytes=self.host_pool.page_bytes,
+                to_device=direction == "h2d",
+                layers=layers,
+                programs=self.programs,
+                warps=self.warps,
+            )

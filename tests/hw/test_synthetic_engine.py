@@ -1,0 +1,74 @@
+"""Whole engines on real pools, copies and files, their pages checked against their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+pytest.importorskip("torch")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_runs import Fate, replayed  # makes the engine's test helpers importable
+from real_tiers import Machine, conversations
+
+# isort: split
+from engine_runs import assert_at_rest, rows_of
+from small_workloads import random_workload
+
+from hicache.errors import DeviceError
+from hw.pools import KvLayout
+from hw.synthetic import AffineDurations, SyntheticDevice
+
+QUICK = AffineDurations(20_000, 100, 20_000, 0)
+
+
+def run(workload, folder, spoil=None) -> Machine:
+    """To the end."""
+    layout = KvLayout(
+        layers=2, kv_heads=1, head_dim_k=8, head_dim_v=8,
+        page_size_tokens=workload.options.page_size_tokens, dtype="bf16",
+    )  # fmt: skip
+    return Machine(workload, folder, layout, lambda pool: SyntheticDevice(pool, QUICK), spoil)
+
+
+def test_all_three_tiers_hold_what_was_computed(tmp_path):
+    workload = conversations()
+    machine = run(workload, tmp_path)
+    copied = machine.copied()
+    assert min(copied[each] for each in ("d2h", "h2d", "h2s", "s2h")) >= 3, copied
+    assert machine.gpu.checked_tokens > 100
+    assert_at_rest(machine.engine)
+    assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)
+
+
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+def test_one_page_that_is_copied_wrong_once_is_found_out(tmp_path, direction):
+    spoiled: list[object] = []
+
+    def spoil(way, source, target):
+        """The first copy of several pages: two of them change places."""
+        pages = [page for first, count in source for page in range(first, first + count)]
+        if way == direction and len(pages) > 1 and not spoiled:
+            spoiled.append(source)
+            pages[0], pages[1] = pages[1], pages[0]
+            source = tuple((page, 1) for page in pages)
+        return source, target
+
+    with pytest.raises(DeviceError, match="are not what their requests computed"):
+        run(conversations(), tmp_path, spoil)
+    assert spoiled
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(deadline=None, max_examples=2)
+def test_any_engine_reads_what_its_requests_computed(tmp_path_factory, seed):
+    workload = random_workload(Random(seed), faults=False)
+    options = workload.options
+    workload = replace(workload.but(
+        page_ids="named", cache=replace(options.cache, hit_cap="last_token_computed")
+    ), fates=(Fate(),), aborts=())  # fmt: skip
+    machine = run(workload, tmp_path_factory.mktemp("l3"))
+    assert_at_rest(machine.engine)
