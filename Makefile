@@ -13,7 +13,7 @@ demo: $(VENV)/.installed
 	$(BIN)/hicache replay data/agents.jsonl --scenario data/demo.toml --out results/demo
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

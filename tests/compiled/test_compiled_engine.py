@@ -158,7 +158,7 @@ def test_packages_from_elsewhere_are_not_mixed(library: Path, tmp_path: Path) ->
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize("first", ["hicache.tree", "sim.gpu", "sim.timer", "traces.blocks"])
+@pytest.mark.parametrize("first", ["hicache.tree", "sim.gpu", "sim.timer"])
 def test_whatever_is_imported_first(library: Path, first: str) -> None:
     code = f"import {first} as first; print(first.__file__)"
     done = subprocess.run(
