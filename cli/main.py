@@ -131,6 +131,15 @@ def replay(
         str | None,
         typer.Option(help="Malformed rows: stop at the first, or skip and list them. [stop]"),
     ] = None,
+    prefix_share: Annotated[
+        float | None,
+        typer.Option(
+            help="For logs of lengths only: this part of each prompt is made up to be shared."
+        ),
+    ] = None,
+    prefix_groups: Annotated[
+        int | None, typer.Option(help="Groups that share it, drawn by Zipf's law. [16]")
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of docs/scenario.md; repeatable."),
@@ -179,6 +188,8 @@ def replay(
         "trace.speed": speed,
         "trace.tokenizer": tokenizer,
         "trace.on_error": on_error,
+        "trace.prefix_share": prefix_share,
+        "trace.prefix_groups": prefix_groups,
         "load.rate": rate,
         "load.arrivals": arrivals,
         "load.loop": "closed" if closed_loop or clients or parallel or barrier else None,

@@ -32,6 +32,8 @@ from hicache.operations import DIRECTIONS, Chunk, Completion, Copy, Decode, Oper
 from hicache.ports import Lanes
 
 SCHEMA = 1
+# Made once: `json.dumps` with separators makes an encoder for each call.
+_LINE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class AbortsRequests(Protocol):
@@ -100,7 +102,7 @@ class Recorder:
             )  # fmt: skip
 
     def _line(self, *items: object) -> None:
-        self._write(json.dumps(items, separators=(",", ":")))
+        self._write(_LINE(items))
 
 
 class Record:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
+from hicache.allocator import cut, join
 from hicache.node import Node
 from hicache.operations import PageRuns
 from hicache.requests import Request
@@ -137,6 +138,27 @@ class DecodeBatch:
         self._residues[(run.decode_offset - 1) % self._page] += 1
         heappush(self._heap, (run.finish_step, run.order, run))
         self._runs[run.order] = run
+
+    def share_out(self, steps: int, pages: PageRuns) -> None:
+        """Named pages: give each request those that its next `steps` tokens will fill."""
+        if not pages:
+            return
+        page = self._page
+        for run in self:
+            kv_tokens = self.kv_tokens(run)
+            more = -(-(kv_tokens + steps) // page) - -(-kv_tokens // page)
+            mine, pages = cut(pages, more)
+            run.private_pages = join(run.private_pages, mine)
+        assert not pages, "more pages than the batch fills"
+
+    def take_back(self, steps: int) -> PageRuns:
+        """Named pages: those that were shared out and that `steps` tokens do not fill."""
+        rest: PageRuns = ()
+        for run in self:
+            keeps = -(-(self.kv_tokens(run) + steps) // self._page) - run.held
+            run.private_pages, spare = cut(run.private_pages, keeps)
+            rest = join(rest, spare)
+        return rest
 
     def pop_finished(self) -> Running | None:
         """A request that has made all its tokens, taken out of the batch; None if there is none."""

@@ -24,7 +24,7 @@ from typing import Any, final
 
 from simpy import Environment
 
-from hicache.allocator import cut, join
+from hicache.allocator import join
 from hicache.arrival import Arrival
 from hicache.cost_model import MIN_PREFILL_TOKENS, CostModel
 from hicache.errors import InputError, PredecessorError, TransferError
@@ -417,7 +417,7 @@ class Scheduler:
         pages = self._tree.take(DEVICE, need)
         if pages is None:
             return await self._lanes.submit(Prefill(chunks, tokens))
-        self._share_out(1, pages)
+        batch.share_out(1, pages)
         operation = Prefill(chunks, tokens, batch.size, batch.context_tokens)
         done = await self._lanes.submit(operation)
         self._metrics.decode_steps += 1
@@ -465,7 +465,7 @@ class Scheduler:
         requests: tuple[int, ...] = ()
         if tree.named:
             requests = tuple(run.request.number for run in batch)
-            self._share_out(steps, pages)
+            batch.share_out(steps, pages)
         self._burst_start_ns = self._env._now
         self._burst = self._lanes.submit(Decode(batch.size, batch.context_tokens, steps, requests))
         done = await self._burst
@@ -484,7 +484,8 @@ class Scheduler:
         if steps < planned and reserved:
             used = batch.pages_for(steps)
             if reserved > used:
-                self._tree.give(DEVICE, self._take_back(steps), reserved - used)
+                spare = batch.take_back(steps) if self._tree.named else ()
+                self._tree.give(DEVICE, spare, reserved - used)
         batch.steps += steps
         while (run := batch.pop_finished()) is not None:
             request = run.request
@@ -493,28 +494,6 @@ class Scheduler:
             # While it decoded its pages were counted by the batch; now they are its own again.
             run.private = -(-kv_tokens // self._page) - run.held
             self._finish(run, kv_tokens)
-
-    def _share_out(self, steps: int, pages: PageRuns) -> None:
-        """Named pages: give each request those that its next `steps` tokens will fill."""
-        if not pages:
-            return
-        page = self._page
-        for run in self._batch:
-            kv_tokens = self._batch.kv_tokens(run)
-            more = -(-(kv_tokens + steps) // page) - -(-kv_tokens // page)
-            mine, pages = cut(pages, more)
-            run.private_pages = join(run.private_pages, mine)
-        assert not pages
-
-    def _take_back(self, steps: int) -> PageRuns:
-        """Named pages: those that were shared out and that `steps` tokens did not fill."""
-        rest: PageRuns = ()
-        if self._tree.named:
-            for run in self._batch:
-                keeps = -(-(self._batch.kv_tokens(run) + steps) // self._page) - run.held
-                run.private_pages, spare = cut(run.private_pages, keeps)
-                rest = join(rest, spare)
-        return rest
 
     def request(self, number: int) -> Request:
         """A request that is queued or runs."""

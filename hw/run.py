@@ -117,6 +117,12 @@ def _settled(scenario: Scenario, progress: Progress | None) -> tuple[Scenario, I
     """The scenario with named pages and sizes in pages, and its inputs."""
     if scenario.mode == "untimed":
         raise InputError("mode is untimed: a real machine takes time; use hicache replay")
+    for key, value in (("pages", "partial"), ("hit_cap", "none")):
+        if getattr(scenario.cache, key) == value:
+            raise InputError(
+                f"cache.{key} is {value}: on a real machine every request computes its last token "
+                "into pages of its own; use hicache replay"
+            )
     named = msgspec.structs.replace(scenario.engine, page_ids="named")
     scenario = msgspec.structs.replace(scenario, engine=named)
     inputs = open_inputs(scenario, progress)

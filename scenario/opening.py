@@ -47,6 +47,7 @@ def open_inputs(scenario: Scenario, progress: Progress | None = None) -> Inputs:
         progress=progress,
         tokenizer=scenario.trace.tokenizer,
         on_error=scenario.trace.on_error,
+        prefixes=scenario.trace.prefixes(scenario.seed),
     )
     return Inputs(
         geometry.with_kv_dtype(scenario.model.kv_dtype),

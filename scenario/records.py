@@ -28,6 +28,7 @@ from hicache.errors import InputError
 from hicache.options import CacheOptions, LoadOptions, RestoreOptions, SchedulerOptions
 from scenario.presets import DEFAULT_PRESET
 from scenario.sizes import AUTO, TWICE, ZERO, Size
+from traces.synthetic_prefixes import Prefixes
 
 Mode = Literal["timed", "untimed"]
 TransferMode = Literal["staged", "kernel", "dma"]
@@ -49,11 +50,26 @@ class TraceOptions(msgspec.Struct, frozen=True):
     tokenizer: str = ""
     # What becomes of malformed rows: an error at the first, or they are left out and counted.
     on_error: Literal["stop", "skip"] = "stop"
+    # For traces that have lengths only: the part of each prompt that is made up to be shared within
+    # one of so many groups, drawn by Zipf's law from the seed. 0: nothing is shared.
+    prefix_share: float = 0.0
+    prefix_groups: int = 16
+    prefix_zipf: float = 1.0
 
     def __post_init__(self) -> None:
         if self.block_tokens < 0:
             raise InputError(f"trace.block_tokens is {self.block_tokens}: it must not be negative")
         _above_zero("trace.speed", self.speed)
+        if not 0 <= self.prefix_share <= 1:
+            raise InputError(
+                f"trace.prefix_share is {self.prefix_share}: it must lie between 0 and 1"
+            )
+
+    def prefixes(self, seed: int) -> Prefixes | None:
+        """The model of shared prefixes that was asked for."""
+        if not self.prefix_share:
+            return None
+        return Prefixes(self.prefix_share, self.prefix_groups, self.prefix_zipf, seed)
 
 
 class LoadTable(msgspec.Struct, frozen=True):
@@ -321,21 +337,26 @@ def digest(scenario: Scenario) -> str:
     return hashlib.sha256(dump_toml(scenario).encode()).hexdigest()
 
 
+# Where files lie; and what may be named by a file.
+_PLACES = ("trace.path", "trace.tokenizer", "hw.weights", "hw.l3_path")
+_NAMES = ("model.name", "machine.profile")
+
+
 def record_digest(scenario: Scenario) -> str:
-    """The digest of what a record belongs to: the scenario but for where files lie, so that a
-    record made on one machine replays on another.
+    """The digest of what a record belongs to: what the scenario sets, but for where files lie.
+
+    So a record replays on another machine, and in a later version, whose new options have the value
+    under which everything is as before. What the engine does is compared in any case.
     """
-    replace = msgspec.structs.replace
-    model = scenario.model.name
-    return digest(
-        replace(
-            scenario,
-            trace=replace(scenario.trace, path="", tokenizer=""),
-            model=replace(scenario.model, name=model.rsplit("/", 1)[-1]),
-            machine=replace(scenario.machine, profile=scenario.machine.profile.rsplit("/", 1)[-1]),
-            hw=replace(scenario.hw, weights="", l3_path=""),
-        )
-    )
+    import hashlib
+
+    usual = dict(values(Scenario()))
+    lines: list[str] = []
+    for key, value in values(scenario):
+        if key not in _PLACES and value != usual[key]:
+            shown = str(value).rsplit("/", 1)[-1] if key in _NAMES else value
+            lines.append(f"{key} = {_toml_value(shown)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _toml_value(value: object) -> str:

@@ -100,10 +100,11 @@ def idle_options(scenario: Scenario) -> list[str]:
     usual = _preset_values(scenario.preset)
     warnings: list[str] = []
     drawn = scenario.load.shape in ("poisson", "uniform") and scenario.mode == "timed"
+    drawn = drawn or scenario.trace.prefix_share > 0
     if scenario.seed and not drawn:
         warnings.append(
-            f"seed is {scenario.seed} but has no effect: without a load.rate nothing in a replay "
-            "is random"
+            f"seed is {scenario.seed} but has no effect: without a load.rate or a "
+            "trace.prefix_share nothing in a replay is random"
         )
     for key, reason in idle.items():
         table, _, name = key.rpartition(".")
@@ -141,6 +142,9 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
         idle["trace.speed"] = (
             f"load.arrivals is {scenario.load.shape}, so the trace's times are not used"
         )
+    if not scenario.trace.prefix_share:
+        for name in ("prefix_groups", "prefix_zipf"):
+            idle[f"trace.{name}"] = "trace.prefix_share is 0"
     if scenario.tiers.l1.unit != "auto":
         idle["machine.memory_fraction"] = f"tiers.l1 is {scenario.tiers.l1}, not auto"
     if scenario.cache.eviction == "priority":

@@ -18,8 +18,10 @@ class TraceFacts:
     requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    # Requests whose answer the trace names.
+    # Requests whose answer the trace names, and pages of such answers that an earlier prompt or
+    # answer had: in another order than the trace's these may be hit before they are asked for.
     answers: int = 0
+    known_answer_pages: int = 0
     longest_prompt_tokens: int = 0
     blocks: int = 0
     unique_blocks: int = 0

@@ -38,7 +38,7 @@ def arriving(
     draws = Draws(seed)
     mean_ns = 1e9 / rate_per_s if rate_per_s else 0.0
     clock_ns = 0.0
-    chained = without_time = 0
+    chained = without_time = waiting = 0
     latest: dict[str, tuple[int, int]] = {}  # of a session: its last request, and when it came
     for request in requests:
         if loop == "closed" and request.session:
@@ -50,6 +50,7 @@ def arriving(
                 if came_ns >= 0 and request.arrival_ns > came_ns:
                     request.delay_ns = request.arrival_ns - came_ns
         if request.after >= 0 and (loop == "closed" or request.arrival_ns < 0):
+            waiting += 1
             yield request
             continue
         if arrivals == "trace":
@@ -69,6 +70,11 @@ def arriving(
         yield request
     if notes is None:
         return
+    if loop == "closed" and not waiting:
+        notes.append(
+            "load.loop is closed but no request waits for another: the trace has no sessions, so "
+            "that only limits of clients or requests change anything"
+        )
     if chained:
         notes.append(
             f"{chained:,} turns wait for the turn before them in their session, and think for as "

@@ -12,7 +12,7 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from hicache.errors import InputError
 from hicache.requests import Request
@@ -22,6 +22,9 @@ from traces.made import Noted, hints_of
 from traces.rows import BadRows, Layout, ReadOptions, RowStream
 from traces.source import Progress, Source
 from traces.stream import RequestStream, check_speed
+
+if TYPE_CHECKING:
+    from traces.synthetic_prefixes import Prefixes
 
 OnError = Literal["stop", "skip"]
 
@@ -197,6 +200,7 @@ def open_trace(
     progress: Progress | None = None,
     tokenizer: str = "",
     on_error: OnError = "stop",
+    prefixes: Prefixes | None = None,
 ) -> Trace:
     """Open a trace, plain or compressed with gzip or zstd; "-" is standard input.
 
@@ -207,8 +211,9 @@ def open_trace(
     (None or 0: the format's usual one). `speed` 2 halves all times between arrivals. `tokenizer` is
     a Hugging Face tokenizer.json, for formats that hold text. `on_error` says what becomes of
     malformed rows: "stop" is an `InputError` at the first, "skip" leaves them out, counts them and
-    says so in the warnings. `progress(bytes_done, bytes_total)` is called during each pass; the
-    total is None for a pipe.
+    says so in the warnings. `prefixes` makes up what prompts share, in formats that have lengths
+    only (an `InputError` in others). `progress(bytes_done, bytes_total)` is called during each
+    pass; the total is None for a pipe.
     """
     if block_tokens is not None and block_tokens < 0:
         raise InputError(f"block size is {block_tokens}: it must be at least 1 token")
@@ -227,7 +232,7 @@ def open_trace(
                 path,
                 reader,
                 [source],
-                lambda bad: reader.open(source, options, bad),
+                lambda bad: _with(prefixes, reader.open(source, options, bad)),
                 speed=speed,
                 on_error=on_error,
                 notes=notes,
@@ -241,7 +246,7 @@ def open_trace(
             path,
             reader,
             sources,
-            lambda bad: reader.open_folder(sources, options, bad),
+            lambda bad: _with(prefixes, reader.open_folder(sources, options, bad)),
             speed=speed,
             on_error=on_error,
             notes=notes,
@@ -249,6 +254,14 @@ def open_trace(
     except BaseException:
         source.close()
         raise
+
+
+def _with(prefixes: Prefixes | None, stream: RowStream) -> RowStream:
+    if prefixes is None:
+        return stream
+    from traces.synthetic_prefixes import synthetic_prefixes
+
+    return synthetic_prefixes(stream, **prefixes._asdict())
 
 
 def _reader_of(source: Source) -> TraceReader:

@@ -55,6 +55,7 @@ class RequestStream:
         number = 0
         start_ms: float | None = None
         unchained = False
+        end_key = 0  # keys from here on are new: cutters number pages in order of appearance
         for rows, lines in self.stream.batches():
             first_number = number
             prompt_pages = ideal_pages = ideal_tokens = 0
@@ -62,6 +63,14 @@ class RequestStream:
             for row in rows:
                 tokens, timestamp = row.input_length, row.timestamp
                 runs, pages, ideal, output_runs = cut_row(row)
+                if runs:  # new pages are the last of a prompt
+                    start, count = runs[-1]
+                    if start + count > end_key:
+                        end_key = start + count
+                if output_runs:
+                    for start, count in output_runs:
+                        facts.known_answer_pages += max(0, min(count, end_key - start))
+                        end_key = max(end_key, start + count)
                 if timestamp is None:
                     arrival_ns = -1
                 elif start_ms is None:

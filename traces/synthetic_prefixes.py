@@ -20,6 +20,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import NamedTuple
 
 from hicache.errors import InputError
 from traces.rows import Batch, Layout, RowStream
@@ -32,6 +33,15 @@ PIECE_BITS = 28
 OWN_TEXT = 1 << 60
 
 
+class Prefixes(NamedTuple):
+    """The parameters of the model; see `synthetic_prefixes`."""
+
+    share: float
+    groups: int
+    zipf: float
+    seed: int
+
+
 def synthetic_prefixes(
     stream: RowStream, *, share: float, groups: int, zipf: float, seed: int
 ) -> RowStream:
@@ -41,7 +51,9 @@ def synthetic_prefixes(
     alike) and 20. `stream` must be of a format without ids.
     """
     if stream.layout.has_ids:
-        raise InputError("synthetic prefixes are for traces without ids; this one has its own")
+        raise InputError(
+            "prefix_share: synthetic prefixes are for traces without ids; this one has its own"
+        )
     if not 0 <= share <= 1:
         raise InputError(f"share is {share}: it must lie between 0 and 1")
     if not 1 <= groups <= MOST_GROUPS:

@@ -90,3 +90,10 @@ def test_without_a_gpu_cuda_is_refused(folder: Path, monkeypatch: pytest.MonkeyP
 def test_an_untimed_scenario_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="mode is untimed"):
         run_scenario(scenario_of(folder, mode="untimed"), device="cpu", tell=lambda _line: None)
+
+
+@pytest.mark.parametrize(("key", "value"), [("pages", "partial"), ("hit_cap", "none")])
+def test_rules_that_no_real_machine_can_follow_are_refused(folder: Path, key, value) -> None:
+    scenario = scenario_of(folder, cache__outputs="dropped", **{f"cache__{key}": value})
+    with pytest.raises(InputError, match=f"cache.{key} is {value}"):
+        run_scenario(scenario, device="cpu", tell=lambda _line: None)

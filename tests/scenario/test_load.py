@@ -13,7 +13,14 @@ from hicache.errors import InputError
 from hicache.options import CacheOptions, RestoreOptions, SchedulerOptions
 from scenario.load import load_scenario, parse_assignments
 from scenario.presets import PRESETS, preset_text
-from scenario.records import Scenario, digest, dump_toml, value_types, values
+from scenario.records import (
+    Scenario,
+    digest,
+    dump_toml,
+    record_digest,
+    value_types,
+    values,
+)
 from scenario.sizes import AUTO, ZERO, Size
 
 
@@ -320,3 +327,16 @@ def test_every_option_of_the_engine_can_be_set() -> None:
     ):
         names = {key.split(".")[1] for key in value_types() if key.startswith(f"{table}.")}
         assert names == set(record.__dataclass_fields__)
+
+
+def test_a_records_digest_follows_what_is_set_and_not_where_files_lie(tmp_path):
+    def digest_of(**options):
+        given = {key.replace("__", "."): value for key, value in options.items()}
+        return record_digest(load_scenario(None, given))
+
+    here = digest_of(trace__path=str(tmp_path / "a.jsonl"), tiers__l2="3x")
+    assert here == digest_of(trace__path="/elsewhere/a.jsonl", tiers__l2="3x")
+    assert here != digest_of(trace__path=str(tmp_path / "a.jsonl"), tiers__l2="4x")
+    # Said or not, the usual value is the same.
+    assert digest_of() == digest_of(load__rate=0.0, hw__checksum="none")
+    assert digest_of(model__name="Qwen3-4B") != digest_of()

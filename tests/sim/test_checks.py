@@ -12,6 +12,9 @@ from report.checks import SelfCheckError, run_checks
 from report.rows import Rows
 from scenario.load import load_scenario
 from sim.replay import prepare
+from traces.convert import write
+from traces.made import MadeRows
+from traces.rows import Layout, Row
 
 
 def run_of(tmp_path, rows, **overrides):
@@ -116,4 +119,25 @@ def test_a_run_that_contradicts_itself_is_an_error_with_the_checks_name(tmp_path
     run = run_of(tmp_path, apart(10, 3000), **{"tiers.l2": "10x", "restore.policy": "always"})
     tamper(run.engine.metrics)
     with pytest.raises(SelfCheckError, match=check):
+        run_checks(run, Rows(run.engine.metrics))
+
+
+def test_an_answer_that_comes_before_the_prompt_that_has_it_is_no_contradiction(tmp_path):
+    # In the file, request 1 asks for pages that later are the answer of request 2; in the closed
+    # loop it thinks so long that they are there before it.
+    rows = [
+        Row(16, 17, 0, [0], [16], [1], [17], session="a"),
+        Row(66, 1, 1, [0, 1, 2, 3], [16, 17, 17, 16], session="a", after=0, delay=1e6),
+        Row(33, 17, 1e5, [0, 1], [16, 17], [2], [17], session="b"),
+    ]
+    path = tmp_path / "trace.jsonl"
+    write(MadeRows(Layout(0), lambda: rows, {"loop": "closed"}), path, "hicache")
+    options = {"trace.path": str(path), "tiers.page_size_tokens": 8, "tiers.l1": "100pages"}
+    run = prepare(load_scenario(None, options))
+    run.execute()
+    facts, hit = run.trace.facts, sum(run.engine.metrics.cached_pages)
+    assert facts.ideal_pages < hit <= facts.ideal_pages + facts.known_answer_pages
+    assert "reuse_above_ceiling" not in warnings_of(run)
+    facts.known_answer_pages = 0
+    with pytest.raises(SelfCheckError, match="reuse_above_ceiling"):
         run_checks(run, Rows(run.engine.metrics))

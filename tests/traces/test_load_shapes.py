@@ -106,3 +106,13 @@ def test_requests_without_a_time_are_noted():
     list(arriving(iter(in_sessions(("", -1, -1), ("", -1, -1))), "trace", notes=notes))
     assert len(notes) == 1
     assert notes[0].startswith("2 requests have no time")
+
+
+def test_a_closed_loop_over_a_trace_without_sessions_is_said_to_change_nothing():
+    notes: list[str] = []
+    list(arriving(iter(requests(3)), "trace", loop="closed", notes=notes))
+    assert len(notes) == 1
+    assert "no request waits for another" in notes[0]
+    notes.clear()
+    list(arriving(iter(requests(3, linked=3)), "trace", loop="closed", notes=notes))
+    assert notes == []
