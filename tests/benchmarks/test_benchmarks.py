@@ -45,3 +45,13 @@ def test_profile_replay(tmp_path: Path) -> None:
     said = _run(BENCHMARKS / "profile_replay.py", trace, "--set", "seed=1", "--top", "5")
     assert "hicache/scheduler.py" in said
     assert said.count("| ") > 10
+
+
+def test_trace_speed(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(
+        '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [0, 1]}\n'
+    )
+    said = _run(BENCHMARKS / "trace_speed.py", trace, "--runs", "1", "--long-blocks", "33000")
+    assert said.count("| 1 |") >= 3
+    assert "agent trace: 20 requests, 33,000 blocks, 6,000 unique" in said
