@@ -12,9 +12,9 @@ left out unless asked for.
 **What whoever has the file learns**: when requests came, how long prompts and answers are, which
 prompts have how many leading blocks in common, to the block, which requests are of one session,
 which answer a request waits for and how long after it comes, and hints for a replay that are
-numbers. Nothing else: without the salt
-ids are random numbers, so a guessed text cannot be tested against them. (With long prompts that
-everyone knows, as a published system prompt, a length may suffice to guess which it is.)
+numbers. Nothing else: without the salt ids are random numbers, so a guessed text cannot be tested
+against them. (With long prompts that everyone knows, as a published system prompt, a length may
+suffice to guess which it is.)
 **Whoever has the salt** can test a guess, but only of a whole prompt from its start to the end of a
 block, because each id stands for all before it. Larger blocks make that harder and files smaller,
 and know less of what is shared: the default of 64 tokens is the page size that servers with such
