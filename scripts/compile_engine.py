@@ -45,7 +45,7 @@ MODULES = (
     "hicache.running", "hicache.scheduler", "hicache.tier", "hicache.transfers", "hicache.tree",
     "hicache.untimed", "sim.burst", "sim.curves", "sim.disk", "sim.gpu", "sim.host", "sim.instant",
     "sim.lanes", "sim.pcie", "sim.finish", "sim.ranges", "sim.shared_device", "sim.step_model",
-    "sim.timer",
+    "sim.timer", "traces.block_keys",
 )  # fmt: skip
 
 SLOWER = "the sources run as they are, at about half the speed"

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence
 
 from hicache.errors import InputError
-from traces.blocks import BlockKeys, PageCutter
+from traces.blocks import PageCutter
 from traces.cut import Runs, add_run, cutter_for
 from traces.doubts import Clock, doubts
 from traces.joined import JoinedCutter
@@ -68,17 +68,6 @@ def _usual_page_tokens(block_tokens: int) -> int:
     return USUAL_PAGE_TOKENS
 
 
-class _LatestKeys(BlockKeys):
-    """Block keys that remember the runs of the latest context."""
-
-    latest: Runs = []  # noqa: RUF012 - replaced, never changed
-
-    def number(self, ids: list[int]) -> tuple[Runs, int, int]:
-        numbered = super().number(ids)
-        self.latest = list(numbered[0])
-        return numbered
-
-
 class _Count:
     """Takes the rows of a trace, one by one."""
 
@@ -86,9 +75,8 @@ class _Count:
         self._layout = layout
         self._page = page_size_tokens
         self._cutter = cutter_for(layout, page_size_tokens, "full")
-        self._keys = _LatestKeys() if isinstance(self._cutter, PageCutter | JoinedCutter) else None
-        if isinstance(self._cutter, PageCutter | JoinedCutter) and self._keys is not None:
-            self._cutter.keys = self._keys
+        cutter = self._cutter
+        self._keys = cutter.keys if isinstance(cutter, PageCutter | JoinedCutter) else None
         self._block = layout.block_tokens if self._keys is not None else page_size_tokens
         self._reuse = Reuse()
         self._clock = Clock()

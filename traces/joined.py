@@ -10,7 +10,8 @@ are renumbered so that a prompt's new pages are consecutive.
 from __future__ import annotations
 
 from hicache.errors import InputError
-from traces.blocks import BlockKeys, context_of, near_sizes
+from traces.block_keys import BlockKeys
+from traces.blocks import context_of, near_sizes
 from traces.cut import Cut, Cutter, Pages, Runs, add_run, split_runs
 from traces.rows import Row
 

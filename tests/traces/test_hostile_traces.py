@@ -19,7 +19,7 @@ from reader_samples import DUMPED, dump_of, rows_of, sample
 from trace_helpers import REPOSITORY, line, write_lines
 
 from hicache.errors import InputError
-from traces import blocks, jsonstream, weka
+from traces import block_keys, jsonstream, weka
 from traces.blocks import PageCutter
 from traces.joined import JoinedCutter
 from traces.reader import open_trace
@@ -373,8 +373,8 @@ def test_remembering_long_prompts_changes_no_key(rows: list[Row], most: int, pag
     cut = []
     for least in (1 << 30, 1):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(blocks, "LONG_PROMPT_BLOCKS", least)
-            patched.setattr(blocks, "MOST_LATEST_BLOCKS", most)
+            patched.setattr(block_keys, "LONG_PROMPT_BLOCKS", least)
+            patched.setattr(block_keys, "MOST_LATEST_BLOCKS", most)
             cutters = (PageCutter(2, 1, pages), PageCutter(2, 2, pages), JoinedCutter(2, 4, pages))
             found = [[cutter.cut_row(row) for row in rows] for cutter in cutters]
             cut.append((found, [(each.unique_blocks, each.ideal_blocks) for each in cutters]))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from trace_helpers import NaiveCeiling, keys_of
 
 from hicache.errors import InputError
-from traces.blocks import BlockKeys, PageCutter, pages_per_block
+from traces.block_keys import BlockKeys
+from traces.blocks import PageCutter, pages_per_block
 from traces.cut import cutter_for
 from traces.rows import Layout
 

@@ -16,7 +16,7 @@ from row_traces import made, traces
 from trace_helpers import CONVERSATION, REPOSITORY, line, needs_conversation, write_lines
 
 from hicache.errors import InputError
-from traces.blocks import BlockKeys
+from traces.block_keys import BlockKeys
 from traces.convert import write
 from traces.doubts import Clock
 from traces.info import trace_info
