@@ -15,6 +15,9 @@ from typing import IO, Any
 
 from hicache.errors import InputError
 
+# gzip's own default. Level 9 takes four times as long over block ids, and they come out larger.
+_GZIP_LEVEL = 6
+
 
 def write_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> None:
     """Write `lines` to `path`. `InputError` if that cannot be done; what was there then stays.
@@ -50,7 +53,7 @@ def _opened(target: str, unfinished: str) -> IO[bytes]:
 
 def _compressor(target: str, file: IO[bytes]) -> Any:
     if target.endswith(".gz"):
-        return gzip.GzipFile("", "wb", 9, file, mtime=0)
+        return gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0)
     if target.endswith(".zst"):
         import pyarrow
 
