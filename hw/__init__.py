@@ -6,6 +6,8 @@ and transformers may do; so it is settled here, and a program imports `hw` befor
 
 import os
 
+import hicache  # noqa: F401  # first: it decides in which form the modules here are imported
+
 _SIGNS_OF_A_GPU = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")
 if not any(os.path.exists(each) for each in _SIGNS_OF_A_GPU):
     os.environ.setdefault("TRITON_INTERPRET", "1")

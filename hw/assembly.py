@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -20,6 +20,7 @@ from hicache.errors import InputError
 from hicache.options import EngineOptions
 from hicache.requests import Request
 from hw.device import Device
+from hw.loads import LoadBook
 from hw.pools import DevicePool, HostPool, KvLayout
 from hw.storage.file_store import FileStore
 from hw.tokens import TokenBook
@@ -28,6 +29,9 @@ from hw.transfers.device import TransferDevice
 from hw.transfers.driver import Driver
 from scenario.geometry import ModelGeometry
 from scenario.records import Scenario
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DeviceName = Literal["cuda", "cpu"]
 Told = Callable[[str], object]
@@ -65,6 +69,15 @@ class Assembly:
         tell: Told,
     ) -> None:
         hw = scenario.hw
+        if scenario.instances > 1:
+            raise InputError(
+                f"instances is {scenario.instances}: a real run is of one engine; allowed: 1"
+            )
+        if options.has_store:
+            raise InputError(
+                'storage.index is "store": no store that is asked by key is joined to a real run '
+                'yet; allowed here: "tree" with prefetch.mode "restore", or tiers.l3 0'
+            )
         if device == "cuda" and not torch.cuda.is_available():
             raise InputError("--device cuda: there is no CUDA GPU here that PyTorch can use")
         self.where = torch.device(device)
@@ -79,6 +92,7 @@ class Assembly:
         tell(f"L1: {options.device_pages * layout.page_bytes / GIB:.1f} GiB on {self.name}")
         pool = DevicePool(layout, options.device_pages, self.where)
         self.queues: dict[str, list[Device]] = {}
+        self.loads: LoadBook | None = None  # with which prefills overlap, if they do
         if options.host_pages:
             limit = int(hw.host_limit_gib * GIB) or None
             tell(f"L2: {options.host_pages * layout.page_bytes / GIB:.1f} GiB of host memory")
@@ -88,7 +102,9 @@ class Assembly:
             self._closers.append(host.close)
             backend = make_backend(hw.transfers, pool, host, driver)
             self._closers.append(backend.close)
-            self.queues["h2d"] = [TransferDevice(backend, "h2d")]
+            if options.restore.layerwise:
+                self.loads = LoadBook(layout.layers)
+            self.queues["h2d"] = [TransferDevice(backend, "h2d", self.loads)]
             self.queues["d2h"] = [TransferDevice(backend, "d2h")]
             if options.storage_pages:
                 store = FileStore(
@@ -122,18 +138,10 @@ class Assembly:
             vocab_size = geometry.vocab_size
         else:
             from hw.model.buffers import Sizes
-            from hw.model.build import make_model
             from hw.model.device import ModelDevice
 
             tell(f"model: {geometry.name}, {hw.weights or 'random weights'}")
-            dtype = torch.bfloat16 if self.where.type == "cuda" else torch.float32
-            model = make_model(
-                hw.weights or scenario.model.name,
-                self.where,
-                dtype,
-                weights="local" if hw.weights else "random",
-                seed=scenario.seed,
-            )
+            model = self.make_model(scenario)
             scheduler = options.scheduler
             sizes = Sizes(
                 scheduler.chunk_tokens,
@@ -144,11 +152,27 @@ class Assembly:
             device = ModelDevice(model, pool, sizes, name=f"{self.name} ({geometry.name})")
             vocab_size = int(model.config.vocab_size)
         self._closers.append(device.close)
+        loads = self.loads
+        if loads is not None:
+            device.loads_of = lambda number: loads.of(number).wait_layer
         device.warm_up()
         self.queues["gpu"] = [device]
         # From here on the queues close their devices; the memory under them is closed by us.
         del self._closers[1 if "h2d" in self.queues else 0 :]
         self._book = TokenBook(options.page_size_tokens, vocab_size, seed=scenario.seed)
+
+    def make_model(self, scenario: Scenario) -> PreTrainedModel:
+        """The model that the scenario names. Raises InputError."""
+        from hw.model.build import make_model
+
+        weights = scenario.hw.weights
+        return make_model(
+            weights or scenario.model.name,
+            self.where,
+            torch.bfloat16 if self.where.type == "cuda" else torch.float32,
+            weights="local" if weights else "random",
+            seed=scenario.seed,
+        )
 
     def tokens_of(self, request: Request, upto: int) -> object:
         """Token ids of a request, from its page keys."""

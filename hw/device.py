@@ -34,11 +34,15 @@ class Timing(NamedTuple):
 
 
 class Control:
-    """What is asked of an operation under way, and its signs of life. Thread-safe."""
+    """What is asked of an operation under way, and its signs of life. Thread-safe.
 
-    __slots__ = ("_beat_ns", "_ending")
+    `number`: the operation's place in the order of submissions, by which others name it.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_beat_ns", "_ending", "number")
+
+    def __init__(self, number: int = -1) -> None:
+        self.number = number
         self._ending = False
         self._beat_ns = 0
 

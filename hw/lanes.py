@@ -4,7 +4,8 @@ to.
     Prefill, Decode -> "gpu"      Copy -> its direction: "h2d", "d2h", "s2h", "h2s"
 
 What a device that computes needs beside the operation (token ids, page tables) is asked for at the
-moment of submission, on the engine's thread: later the batch may have changed. This module refuses
+moment of submission, on the engine's thread: later the batch may have changed. What is the same
+later may be left to the device's thread (`hw.steps`). This module refuses
 to know how anything is carried out.
 """
 
@@ -13,16 +14,22 @@ to know how anything is carried out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from hicache.errors import DeviceError
 from hicache.kernel import Pending
 from hicache.operations import Completion, Copy, Decode, Operation
-from hw.device import Control, Step
+from hw.device import Control
 from hw.live import LiveEnvironment
-from hw.workers import Job
+from hw.workers import Job, Steps
 
-StepsOf = Callable[[Operation], tuple[Step, ...]]
+StepsOf = Callable[[Operation], Steps]
+
+
+class LoadBook(Protocol):
+    """Loads under way, which others wait for; `hw.loads.LoadBook` in a real run."""
+
+    def close(self) -> None: ...
 
 
 class Queue(Protocol):
@@ -37,7 +44,8 @@ class Queue(Protocol):
 class LiveLanes:
     """`hicache.ports.Lanes` over `queues`, which other lanes of the environment may share.
 
-    `steps_of` makes the Steps of a Prefill or Decode; without it devices get none.
+    `steps_of` makes the Steps of a Prefill or Decode; without it devices get none. `loads`: where
+    prefills wait for loads, if they do.
     """
 
     def __init__(
@@ -45,16 +53,20 @@ class LiveLanes:
         env: LiveEnvironment,
         queues: Mapping[str, Queue],
         steps_of: StepsOf | None = None,
+        loads: LoadBook | None = None,
     ) -> None:
-        self._env = env
+        self._env: Any = env  # its times are ints
+        self._pump = env.pump
+        self._numbers = env.numbers
         self._queues = dict(queues)
         self._steps_of = steps_of
+        self._loads = loads
         self._bursts: dict[int, Control] = {}  # under way, or not seen by the engine yet
 
     def submit(self, operation: Operation) -> Pending[Completion]:
         """Take `operation`. Raises DeviceError where the run has no device for it."""
         env = self._env
-        control, steps = Control(), ()
+        steps: Steps = ()
         if type(operation) is Copy:
             name = operation.direction
         else:
@@ -64,13 +76,16 @@ class LiveLanes:
         queue = self._queues.get(name)
         if queue is None:
             raise DeviceError(f"no device serves queue {name}, which {operation} needs")
-        pending: Pending[Completion] = Pending(env, next(env.numbers), env._now)  # pyright: ignore[reportArgumentType]
+        pending: Pending[Completion] = Pending(env, next(self._numbers), env._now)
+        control = Control(pending.number)
         if type(operation) is Decode:
             self._bursts[pending.number] = control
             assert pending.callbacks is not None
             pending.callbacks.append(self._over)
-        env.begin(pending)
+        pump = self._pump
+        pump.begin(pending)
         queue.put(Job(pending, operation, control, steps))
+        pump.handed_over()
         return pending
 
     def end_burst(self, pending: Pending[Completion]) -> None:
@@ -84,19 +99,21 @@ class LiveLanes:
 
         Raises DeviceError where a device does not come to an end.
         """
-        for control in self._bursts.values():
-            control.end()
-        for queue in self._queues.values():
-            queue.stop()
+        self._stop()
         self._each(lambda queue: queue.join())
 
     def close(self) -> None:
         """Halt, and close the devices. To be called once the run is over, however it ended."""
+        self._stop()
+        self._each(lambda queue: queue.close())
+
+    def _stop(self) -> None:
         for control in self._bursts.values():
             control.end()
         for queue in self._queues.values():
             queue.stop()
-        self._each(lambda queue: queue.close())
+        if self._loads is not None:
+            self._loads.close()
 
     def _each(self, act: Callable[[Queue], None]) -> None:
         """`act` on all of them; then raise the first DeviceError."""

@@ -9,29 +9,26 @@ machine's clock (an event waits until it is due) and never goes back (what comes
 `max(finished, now + 1)`, the rule of `hicache.kernel`). So a run depends on the clock only through
 the stamps of its completions and inputs, and a record of these repeats it in plain SimPy.
 
-This module refuses to know threads and devices: a `hw.machine.Machine` stands between.
+What is done for every event stands in `hw.pump`. This module refuses to know threads and devices: a
+`hw.machine.Machine` stands between.
 """
 
-# pyright: reportPrivateUsage=false
-# What runs for every event reads SimPy's `_now` and `_queue`; see hicache.kernel.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 from simpy import Environment
 from simpy.core import EmptySchedule
 
-from hicache.errors import DeviceError, TransferError
-from hicache.kernel import Pending, post, stamp
-from hicache.operations import Completion, Decode
-from hicache.record import deliver
-from hw.device import Timing
+from hicache.errors import DeviceError
+from hicache.kernel import Pending
+from hicache.operations import Completion
 from hw.interrupt import Interrupt
-from hw.machine import Input, Machine, Report
+from hw.machine import Input, Machine
+from hw.pump import Pump
 
 # Python hands the interpreter over after this long where a thread does not let go by itself. Its
 # default of 5 ms is what a completion would wait while a worker launches a model from Python.
@@ -41,39 +38,46 @@ SWITCH_INTERVAL_S = 0.0005
 class LiveEnvironment(Environment):
     """SimPy's environment, its time and completions supplied by `machine`.
 
-    `numbers` counts the operations of all lanes. `engine_ns` is the CPU time that this thread spent
-    outside of waiting, `operations` how many operations began meanwhile, `longest_turn_ns` the most
-    that passed between two waits.
+    `numbers` counts the operations of all lanes.
     """
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(0)
         self.machine = machine
         self.numbers = count()
-        self.operations = 0
-        self.engine_ns = 0
-        self.longest_turn_ns = 0
-        # Kept also when a run is stopped: nobody else holds on to the processes that wait for them,
-        # and a collector that found one would end it, with all that its ending does.
-        self._under_way: dict[int, Pending[Completion]] = {}
-        self._turn_began_ns = -1
+        self.pump = Pump(self, machine)
 
     @property
     def under_way(self) -> int:
         """Operations submitted and not reported yet."""
-        return len(self._under_way)
+        return len(self.pump.under_way)
+
+    @property
+    def operations(self) -> int:
+        """Operations submitted so far."""
+        return self.pump.operations
 
     @property
     def engine_ns_per_operation(self) -> float:
-        """CPU time of the engine for each operation so far."""
-        return self.engine_ns / max(self.operations, 1)
+        """CPU time of this thread outside of waiting, for each operation so far."""
+        return self.pump.engine_ns / max(self.pump.operations, 1)
+
+    @property
+    def submission_ns_per_operation(self) -> float:
+        """The part of it that an operation waits for: from the completion or timer that led to it,
+        or the operation before it, until it is with the machine.
+        """
+        return self.pump.to_submission_ns / max(self.pump.operations, 1)
 
     def begin(self, pending: Pending[Completion]) -> None:
         """An operation is about to be handed to the machine, which will report it once."""
-        if not self.operations:
-            self.machine.now_ns()  # its clock runs from here at the latest
-        self.operations += 1
-        self._under_way[pending.number] = pending
+        self.pump.begin(pending)
+
+    def at_turns_end(self, act: Callable[[], object]) -> None:
+        """Call `act` whenever this thread is about to wait, and once more when the run is over: for
+        what no operation has to wait for.
+        """
+        self.pump.later.append(act)
 
     def call_soon_threadsafe(self, act: Callable[[], object]) -> None:
         """Let `act()` happen on the engine's thread, at the time at which it gets to know, and in
@@ -90,89 +94,7 @@ class LiveEnvironment(Environment):
         Raises EmptySchedule when no event is left and no operation is under way, DeviceError when a
         device broke or no longer answers, and KeyboardInterrupt when the run is to stop.
         """
-        queue: list[Any] = self._queue
-        # Nothing can enter the present instant, so that its events need not ask.
-        if not queue or queue[0][0] > self._now:
-            self._take_in(queue)
-        super().step()
-
-    def _take_in(self, queue: list[Any]) -> None:
-        machine = self.machine
-        while True:
-            due_ns = queue[0][0] if queue else None
-            if due_ns is None and not self._under_way:
-                raise EmptySchedule
-            if due_ns is None or due_ns > machine.now_ns():
-                self._end_turn()
-                try:
-                    entries = machine.wait(due_ns)
-                finally:
-                    self._turn_began_ns = time.thread_time_ns()
-            else:
-                entries = machine.wait(due_ns)
-            if entries is None:
-                return
-            for entry in entries:
-                if isinstance(entry, Report):
-                    self._enter(entry)
-                elif isinstance(entry, Input):
-                    deliver(self, stamp(self, machine.now_ns()), entry.act)
-                else:
-                    raise KeyboardInterrupt
-
-    def _enter(self, report: Report) -> None:
-        """Post a completion."""
-        pending, outcome = report.pending, report.outcome
-        known = self._under_way.pop(pending.number, None)
-        assert known is pending, f"operation {pending.number} was reported twice, or never begun"
-        if type(outcome) is Timing:
-            done = _completion(self, report, outcome)
-            post(self, pending, done, done.stamp_ns)
-        elif isinstance(outcome, TransferError):
-            post(self, pending, outcome, stamp(self, report.reported_ns))
-        else:
-            self._under_way[pending.number] = pending
-            raise DeviceError(
-                f"{report.device} broke at operation {pending.number} ({report.operation}): "
-                f"{type(outcome).__name__}: {outcome}"
-            ) from (outcome if isinstance(outcome, BaseException) else None)
-
-    def _end_turn(self) -> None:
-        if self._turn_began_ns >= 0:
-            took_ns = time.thread_time_ns() - self._turn_began_ns
-            self.engine_ns += took_ns
-            if took_ns > self.longest_turn_ns:
-                self.longest_turn_ns = took_ns
-        self._turn_began_ns = -1
-
-
-def _completion(env: Environment, report: Report, timing: Timing) -> Completion:
-    """What the engine gets to see. A device's clock may be a little off the host's: its times are
-    moved to between submission and report. Raises DeviceError for a burst that is none.
-    """
-    pending, operation, latest = report.pending, report.operation, report.reported_ns
-    submitted = pending.submitted_ns
-    started, finished, setup, steps, ends = timing
-    if not submitted <= started <= finished <= latest:
-        latest = max(latest, submitted)
-        finished = min(max(finished, submitted), latest)
-        started = min(max(started, submitted), finished)
-    if setup:
-        setup = min(max(setup, 0), finished - submitted)
-    if steps or ends or type(operation) is Decode:
-        most = operation.max_steps if type(operation) is Decode else 0
-        if not 1 <= steps == len(ends) <= most:
-            raise DeviceError(
-                f"{report.device} says of operation {pending.number} ({operation}): "
-                f"{steps} steps, {len(ends)} ends of steps; allowed: 1 to {most} for a "
-                "burst, none for anything else"
-            )
-        if started > ends[0] or ends[-1] > finished:
-            ends = tuple(min(max(end, started), finished) for end in ends)
-    return Completion(
-        pending.number, operation, submitted, started, finished, stamp(env, finished), setup,
-        steps, ends,
-    )  # fmt: skip
+        self.pump.step()
 
 
 class Halts(Protocol):
@@ -196,7 +118,7 @@ def run_live(env: LiveEnvironment, *lanes: Halts, interrupt: Interrupt | None = 
     """
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(min(before_s, SWITCH_INTERVAL_S))
-    env._turn_began_ns = time.thread_time_ns()
+    env.pump.begin_turn()
     try:
         with interrupt or Interrupt(env.machine):
             while True:
@@ -213,7 +135,7 @@ def run_live(env: LiveEnvironment, *lanes: Halts, interrupt: Interrupt | None = 
             error.add_note(str(another))
         raise
     finally:
-        env._end_turn()
+        env.pump.end_turn()
         sys.setswitchinterval(before_s)
 
 

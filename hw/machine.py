@@ -10,10 +10,11 @@ place. A machine refuses to know what an operation is, and never calls into the 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from hicache.kernel import Pending
 from hicache.operations import Completion, Operation
@@ -45,6 +46,7 @@ class Stop(NamedTuple):
 
 
 Entry = Report | Input | Stop
+Waiting = Literal["sleep", "poll"]
 
 
 class Machine(Protocol):
@@ -71,10 +73,16 @@ class ThreadMachine:
     threads fill.
 
     `guard`ed checks are made every `check_every_s` seconds, also while nothing else happens.
+
+    `waiting`: "sleep" leaves the core to others until something comes in. "poll" keeps looking, and
+    the core with its caches to the engine's thread: what it does next takes a fraction of the time
+    (a program that has just been woken is slow: nothing of it is in the caches any more). It lets
+    go of the interpreter at each look, so that workers get it as soon as they ask.
     """
 
-    def __init__(self, *, check_every_s: float = 0.25) -> None:
+    def __init__(self, *, check_every_s: float = 0.25, waiting: Waiting = "sleep") -> None:
         self._check_every_ns = int(check_every_s * 1e9)
+        self._polls = waiting == "poll"
         # Its `put` is atomic and reentrant: a signal handler may interrupt another one.
         self._inbox: SimpleQueue[Entry] = SimpleQueue()
         self._origin_ns: int | None = None
@@ -114,6 +122,9 @@ class ThreadMachine:
                 self._next_check_ns = now + self._check_every_ns
                 for check in self._guards:
                     check()
+            if self._polls:
+                os.sched_yield()
+                continue
             left_ns = self._next_check_ns - now
             if until_ns is not None and until_ns - now < left_ns:
                 left_ns = until_ns - now

@@ -17,7 +17,7 @@ are part of the time given, and make it longer only where it is too short for th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -105,6 +105,7 @@ class SyntheticDevice:
         self._began = torch.zeros(1, dtype=torch.int64, device=pool.device)
         self._began_ns = 0
         self._kept: dict[int, tuple[object, NDArray[np.int32]]] = {}  # by request, oldest first
+        self.loads_of: Callable[[int], Callable[[int], object]] | None = None
         self.checked_tokens = 0
         self.filled_tokens = 0
 
@@ -146,6 +147,8 @@ class SyntheticDevice:
         clock = self._clock
         begin = clock.mark()
         self._begin()
+        if operation.load >= 0:
+            self._wait(operation)
         wrong = self._read(steps)
         self._write([(step, step.past_tokens, step.new_tokens) for step in steps])
         self._last(self._durations.prefill_ns(operation))
@@ -153,6 +156,16 @@ class SyntheticDevice:
         self._judge(steps, wrong)
         started_ns, _ = clock.host_times((begin, end), (seen_ns,))
         return Timing(started_ns, max(seen_ns, started_ns + 1))
+
+    def _wait(self, operation: Prefill) -> None:
+        """Let the stream wait for the load that the step overlaps with, all of it: what is read is
+        checked in one go. Raises TransferError if it failed.
+        """
+        if self.loads_of is None:
+            raise InputError(f"{self.name} knows no loads, {operation} names one")
+        load = self.loads_of(operation.load)
+        for layer in range(self._pool.layout.layers):
+            load(layer)
 
     def _burst(self, operation: Decode, control: Control, steps: Sequence[Step]) -> Timing:
         context = sum(step.past_tokens for step in steps)
@@ -260,8 +273,10 @@ def _launch(
     sent = both.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else both
     wrong = torch.zeros(count, dtype=torch.int32, device=device)
     most = max(k_bytes, v_bytes) // size
-    block = 64 if device.type == "cpu" else max(1, 2048 // most)
-    block = 1 << (block.bit_length() - 1)
+    if device.type == "cpu":  # an interpreted program costs the same for one token as for many
+        block = 1 << max(6, min((count - 1).bit_length(), 12))
+    else:
+        block = 1 << (max(1, 2048 // most).bit_length() - 1)
     with launching(device):
         pattern.pattern_kernel[(max(1, -(-count // block)), layout.layers * layout.parts)](
             words, sent[0], sent[1], wrong, count, layout.layers, pool.v_start_bytes // size,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -30,13 +30,17 @@ from hw.machine import Report, ThreadMachine
 JOIN_EVERY_S = 0.1
 
 
+# A device gets Steps; where a function stands for them, the worker calls it first.
+Steps = tuple[Step, ...] | Callable[[], tuple[Step, ...]]
+
+
 class Job(NamedTuple):
     """One operation on its way to a device."""
 
     pending: Pending[Completion]
     operation: Operation
     control: Control
-    steps: tuple[Step, ...] = ()
+    steps: Steps = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,11 @@ class WorkQueue:
     def devices(self) -> tuple[Device, ...]:
         """Who serves it, each once."""
         return tuple({id(device): device for device in self._devices}.values())
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a worker is inside a device that no longer answers, and may still write."""
+        return bool(self._given_up)
 
     def put(self, job: Job) -> None:
         """Queue `job`; the machine gets its Report once it is over. After `stop` nobody takes
@@ -191,7 +200,8 @@ class WorkQueue:
         run_clock = self._machine.on_run_clock
         try:
             if job.steps:
-                timing = device.run(job.operation, job.control, job.steps)
+                steps = job.steps if isinstance(job.steps, tuple) else job.steps()
+                timing = device.run(job.operation, job.control, steps)
             else:
                 timing = device.run(job.operation, job.control)
             return Timing(

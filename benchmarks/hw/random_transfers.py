@@ -14,8 +14,9 @@ import torch
 
 from hw.pools import DevicePool, HostPool, KvLayout
 from hw.transfers.auto import BACKENDS
-from hw.transfers.backend import TransferBackend, runs_of
+from hw.transfers.backend import TransferBackend
 from hw.transfers.driver import Driver
+from hw.transfers.lists import runs_of
 from hw.transfers.staged import Staged
 from hw.transfers.zero_copy import ZeroCopy
 

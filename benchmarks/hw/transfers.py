@@ -6,8 +6,9 @@
     compute-sanitizer --tool racecheck python benchmarks/hw/transfers.py --sanitize
 
 For the sanitizer set PYTORCH_NO_CUDA_MEMORY_CACHING=1: PyTorch's cache would hide what lies beyond
-a tensor. Times are of the whole blocking call on the host's clock, medians, for the ceiling (one
-plain pinned copy of the same bytes) and the back-ends alike. Without a GPU only the check runs, by
+a tensor. Times are of the whole blocking call on the host's clock, medians, by a thread that works
+for the link alone, as a run's does; the ceiling (one plain pinned copy of the same bytes) goes
+through the same queue, between the same two marks. Without a GPU only the check runs, by
 the interpreter and slowly. Geometry: Qwen3-8B, bf16.
 Exit code 1: something was not right, or a target was missed (`--targets none` only reports).
 """
@@ -32,12 +33,13 @@ from random_transfers import check
 
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool, KvLayout
-from hw.transfers import kernels
 from hw.transfers.auto import BACKENDS, Auto, measure
-from hw.transfers.backend import runs_of
+from hw.transfers.backend import Copied
 from hw.transfers.driver import Direction, Driver
+from hw.transfers.kernels import Mover
 from hw.transfers.layerwise import LayerLoad
-from hw.transfers.queues import CudaQueue
+from hw.transfers.lists import runs_of
+from hw.transfers.queues import CudaQueue, Listed
 from hw.transfers.zero_copy import ZeroCopy
 
 GIB = 1 << 30
@@ -85,7 +87,7 @@ class Bench:
         self.pin_s_per_gib = (time.monotonic() - start) / (pool_bytes / GIB)
         self.queue = CudaQueue(driver, torch.device("cuda"))
         self.backends = {
-            name: make(self.device_pool, self.host_pool, driver)
+            name: make(self.device_pool, self.host_pool, driver, self.queue)
             for name, make in BACKENDS.items()
             if name != "direct_batch" or driver.copies_batches
         }
@@ -94,14 +96,15 @@ class Bench:
         self.measure_s = time.monotonic() - start
         self.generator = np.random.default_rng(2)
 
-    def plain(self, direction: Direction, size_bytes: int) -> Callable[[], None]:
+    def plain(self, direction: Direction, size_bytes: int) -> Callable[[], int]:
         """One contiguous pinned copy, and the wait for it."""
         pair = (self.device_pool.address, self.host_pool.address)
         target, source = pair if direction == "h2d" else pair[::-1]
 
-        def act() -> None:
+        def act() -> int:
+            self.queue.start()
             self.queue.copy(target, source, size_bytes)
-            self.queue.mark().synchronize()
+            return self.queue.stop()
 
         return act
 
@@ -112,7 +115,7 @@ class Bench:
             for pool in (self.device_pool, self.host_pool)
         )
 
-    def copy(self, name: str, direction: Direction, lists: tuple) -> Callable[[], object]:
+    def copy(self, name: str, direction: Direction, lists: tuple) -> Callable[[], Copied]:
         backend = self.auto if name == "auto" else self.backends[name]
         source, target = lists if direction == "d2h" else lists[::-1]
         return lambda: backend.copy(direction, source, target)
@@ -146,8 +149,11 @@ def scattered(bench: Bench, sizes: tuple[int, ...]) -> list[dict]:
                 row[name] = timed_us(act, repeats if once_us < 1e5 else 2)
                 if name == "auto":
                     row["picked"] = bench.auto.picked
+                    device_ns = [act().device_ns for _ in range(repeats)]
+                    row["auto_device"] = statistics.median(device_ns) / 1e3
             ceiling.append(timed_us(plain, repeats))
             row["plain"] = statistics.mean(ceiling)
+            row["plain_device"] = statistics.median(plain() for _ in range(repeats)) / 1e3
             row["plain_spread"] = abs(ceiling[0] - ceiling[1]) / row["plain"]
             rows.append(row)
     return rows
@@ -159,14 +165,14 @@ def print_scattered(rows: list[dict]) -> None:
     print(
         "page  MiB    dir  plain GiB/s  spread  "
         + "".join(f"{each:>13}" for each in names)
-        + "  picked"
+        + "  device  picked"
     )
     for row in rows:
         print(
             f"{row['page_tokens']:>4} {row['bytes'] / MIB:>6.1f}  {row['direction']}"
             f" {gib_s(row['bytes'], row['plain']):>12.1f} {row['plain_spread']:>7.1%}  "
             + "".join(f"{row['plain'] / row[n]:>13.3f}" if n in row else " " * 13 for n in names)
-            + f"  {row['picked']}"
+            + f"  {row['plain_device'] / row['auto_device']:>6.3f}  {row['picked']}"
         )
 
 
@@ -189,34 +195,32 @@ def restore_of_350(bench: Bench) -> dict:
 def gather(bench: Bench, tokens: tuple[int, ...]) -> list[dict]:
     """The kernel between the pool and a packed buffer on the device, against a plain copy there."""
     rows = []
-    shape = kernels.tiling(bench.layout)
+    mover = Mover(bench.device_pool)
     largest = max(tokens) // bench.page_size_tokens * bench.layout.page_bytes
     packed = torch.empty(largest, dtype=torch.uint8, device="cuda")
     pool = bench.device_pool
     # One bandwidth for all sizes: a small copy would partly stay in the cache.
+    torch.cuda.synchronize()
     large_us = events_us(lambda: packed.copy_(pool.data[:largest]))
     for wanted in tokens:
         count = wanted // bench.page_size_tokens
         size = count * bench.layout.page_bytes
         pages = torch.from_numpy(bench.generator.permutation(pool.pages)[:count].astype(np.int32))
-        pages = pages.cuda()
+        listed = Listed.of(pages.cuda())
         row: dict = {
             "page_tokens": bench.page_size_tokens, "bytes": size,
             "plain": large_us * size / largest,
         }  # fmt: skip
-        for name, to_device in (("gather", False), ("scatter", True)):
+        directions: tuple[tuple[str, Direction], ...] = (("gather", "d2h"), ("scatter", "h2d"))
+        for name, direction in directions:
             row[name] = events_us(
-                lambda pages=pages, count=count, to_device=to_device: kernels.move_pages(
-                    bench.layout,
-                    shape,
-                    device_address=pool.address,
+                lambda listed=listed, direction=direction: mover.move(
+                    direction,
+                    bench.queue,
+                    listed,
+                    None,
                     packed_address=packed.data_ptr(),
-                    device_pages=pages,
-                    packed_pages=None,
-                    count=count,
-                    pool_pages=pool.pages,
                     packed_stride_bytes=bench.layout.page_bytes,
-                    to_device=to_device,
                 )
             )
         rows.append(row)
@@ -364,8 +368,9 @@ def _half(bench: Bench, name: str, direction: Direction, count: int) -> Callable
         target, source = (device, host) if direction == "h2d" else (host, device)
 
         def plain() -> None:
+            queue.start()
             queue.copy(target, source, size)
-            queue.mark().synchronize()
+            queue.stop()
 
         return plain
     backend = BACKENDS[name](bench.device_pool, bench.host_pool, driver)
@@ -492,9 +497,10 @@ def measure_speed(result: dict, driver: Driver) -> None:
         )
         sizes = (8 * MIB, 32 * MIB, 128 * MIB, 512 * MIB)
         sizes += (GIB,) if page_size == 64 else ()
-        result["scattered"] += scattered(bench, sizes)
-        result["restore_350"].append(restore_of_350(bench))
-        result["gather"] += gather(bench, (384, 3584, 16128))
+        with bench.queue.running():
+            result["scattered"] += scattered(bench, sizes)
+            result["restore_350"].append(restore_of_350(bench))
+            result["gather"] += gather(bench, (384, 3584, 16128))
         if page_size == 64:
             result["pin_s_per_gib"] = bench.pin_s_per_gib
             result["zero_copy_sweep"] = programs_sweep(bench)

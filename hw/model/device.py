@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from hicache.errors import InputError
+from hicache.errors import InputError, TransferError
 from hicache.operations import Decode, Operation, Prefill
 from hw.clock import StreamClock, run_burst
 from hw.device import Control, Step, Timing
@@ -32,16 +32,16 @@ from hw.model.graphs import Buckets, StepGraphs, graph_shape
 from hw.model.paged_attention import Heads, tuned_heads
 from hw.pools import DevicePool
 
-# For the steps of a prefill, what makes layers wait for a load under way; None: nothing does.
-LoadsOf = Callable[[Sequence[Step]], WaitLayer | None]
+# By the number of a copy under way, what makes a layer wait for its part of it.
+LoadsOf = Callable[[int], WaitLayer]
 
 
 class ModelDevice:
     """A model on an L1 pool. See `hw.device.Device`.
 
-    `loads_of`, where it is set, is asked before each prefill whether pages of its requests are
-    still being loaded, layer by layer. Such a prefill runs without a graph: a graph could not
-    wait for events that are made later.
+    `loads_of` is asked for the load that a prefill overlaps with (`Prefill.load`). Such a prefill
+    runs without a graph: a graph could not wait for events that are made later. Where the load
+    fails it ends in a TransferError, and the pages of its tokens hold rubbish.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ModelDevice:
                 count = len(operation.chunks)
                 chunks, decoders = steps[:count], steps[count:]
                 self._check(operation, chunks, decoders, operation.decode_batch)
-                return self._prefill(chunks, decoders)
+                return self._prefill(operation, chunks, decoders)
             if type(operation) is Decode:
                 self._check(operation, (), steps, operation.batch)
                 return self._burst(operation.max_steps, steps, control)
@@ -149,9 +149,15 @@ class ModelDevice:
 
     # ------------------------------------------------------------------ steps
 
-    def _prefill(self, chunks: Sequence[Step], decoders: Sequence[Step]) -> Timing:
+    def _prefill(
+        self, operation: Prefill, chunks: Sequence[Step], decoders: Sequence[Step]
+    ) -> Timing:
         tiles = tiles_of(chunks, self.heads.tile_tokens)
-        wait_layer = self.loads_of(chunks) if self.loads_of is not None else None
+        wait_layer: WaitLayer | None = None
+        if operation.load >= 0:
+            if self.loads_of is None:
+                raise InputError(f"{self.name} knows no loads, {operation} names one")
+            wait_layer = self.loads_of(operation.load)
         tokens = sum(step.new_tokens for step in chunks)
         shape = Shape(tokens, len(chunks), len(tiles), len(decoders))
         shape, graphed = (shape, False) if wait_layer is not None else self._fitted(shape)
@@ -162,6 +168,10 @@ class ModelDevice:
         self._attention.wait_layer = wait_layer
         try:
             self._launch(shape, graphed)
+        except TransferError:
+            if self._stream is not None:
+                self._stream.synchronize()  # the layers before still compute
+            raise
         finally:
             self._attention.wait_layer = None
         end = self._clock.mark()

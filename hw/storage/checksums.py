@@ -13,7 +13,7 @@ import zlib
 from hicache.errors import TransferError
 from hw.storage.crew import Crew
 from hw.storage.host import HostMemory
-from hw.storage.plan import Extent
+from hw.storage.plan import Extents
 
 
 class Checksums:
@@ -24,11 +24,11 @@ class Checksums:
         self._host = host
         self._crew = Crew("L3 checksum", workers)
 
-    def note(self, extents: list[Extent]) -> None:
+    def note(self, extents: Extents) -> None:
         """The pages of `extents` are about to be written to their slots."""
         self._crew.each(self._note, _pages(extents))
 
-    def verify(self, extents: list[Extent]) -> None:
+    def verify(self, extents: Extents) -> None:
         """The pages of `extents` were read. Raises TransferError for one that is not what was
         written.
         """
@@ -54,5 +54,5 @@ class Checksums:
             )
 
 
-def _pages(extents: list[Extent]) -> list[tuple[int, int]]:
-    return [(slot + i, page + i) for slot, page, count in extents for i in range(count)]
+def _pages(extents: Extents) -> list[tuple[int, int]]:
+    return [(slot + i, page + i) for slot, page, count in extents.tolist() for i in range(count)]

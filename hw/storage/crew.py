@@ -15,22 +15,25 @@ raised: memory that a thread still writes is never handed back. The crew knows n
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
 
 class _Job:
-    """One call of `Crew.each`."""
+    """Some parts of one operation. `errors`: of the operation; it is over when there is one."""
 
-    __slots__ = ("done", "error", "finished", "lock", "parts", "total", "work")
+    __slots__ = ("done", "errors", "finished", "lock", "parts", "total", "work")
 
-    def __init__(self, work: Callable[[Any], object], parts: Sequence[Any]) -> None:
+    def __init__(
+        self, work: Callable[[Any], object], parts: Sequence[Any], errors: list[BaseException]
+    ) -> None:
         self.work = work
         self.parts = iter(parts)
         self.total = len(parts)
         self.done = 0
-        self.error: BaseException | None = None
+        self.errors = errors
         self.lock = threading.Lock()
         self.finished = threading.Lock()  # held until all parts are done
         self.finished.acquire()
@@ -38,15 +41,14 @@ class _Job:
     def take_part(self) -> None:
         """Do parts until none is left."""
         done = 0
-        work = self.work
+        work, errors = self.work, self.errors
         for part in self.parts:
             done += 1
-            if self.error is None:
+            if not errors:
                 try:
                     work(part)
                 except BaseException as error:
-                    with self.lock:
-                        self.error = self.error or error
+                    errors.append(error)
         if done:
             with self.lock:
                 self.done += done
@@ -56,8 +58,8 @@ class _Job:
 
 
 class Crew:
-    """`workers` threads at most for one call of `each`: the caller and workers - 1 helpers, which
-    several callers share.
+    """`workers` threads at most for one call: the caller and workers - 1 helpers, which several
+    callers share.
     """
 
     def __init__(self, name: str, workers: int) -> None:
@@ -72,18 +74,39 @@ class Crew:
 
     def each(self, work: Callable[[Any], object], parts: Sequence[Any]) -> None:
         """`work(part)` for every part, in no particular order; returns when all are done."""
-        if not parts:
-            return
-        if len(parts) == 1:
-            work(parts[0])
-            return
-        job = _Job(work, parts)
-        for _ in range(min(len(self._helpers), len(parts) - 1)):
-            self._jobs.put(job)
-        job.take_part()
-        job.finished.acquire()
-        if job.error is not None:
-            raise job.error
+        self.stream(work, (parts,))
+
+    def stream(self, work: Callable[[Any], object], lists: Iterable[Sequence[Any]]) -> None:
+        """`each` for the parts of all lists: helpers begin with one while the caller makes the
+        next. What making one raises is raised when nothing is under way any more.
+        """
+        more = iter(lists)
+        first = next(more, ())
+        if len(first) < 2:
+            # Hardly worth waking anybody, unless there is more.
+            second = next(more, ())
+            if not second:
+                for part in first:
+                    work(part)
+                return
+            more = chain((second,), more)
+        errors: list[BaseException] = []
+        jobs: list[_Job] = []
+        try:
+            for parts in chain((first,), more):
+                if errors:
+                    break
+                if parts:
+                    jobs.append(_Job(work, parts, errors))
+                    for _ in range(min(len(self._helpers), len(parts))):
+                        self._jobs.put(jobs[-1])
+        finally:
+            for job in jobs:
+                job.take_part()
+            for job in jobs:
+                job.finished.acquire()
+        if errors:
+            raise errors[0]
 
     def close(self) -> None:
         """Send the helpers home and wait for them."""

@@ -6,8 +6,9 @@
     pread             preadv, pwritev in threads             used
     direct            the same with O_DIRECT                 passed by
     io_uring          one thread, many requests, O_DIRECT    passed by
-    io_uring_cached   one thread, workers of the kernel      used
+    io_uring_cached   a ring in each of several threads      used
     gds               kvikio                                 passed by where cuFile can
+    auto              io_uring_cached for pages under 2 MiB, where the kernel lets us; else pread
 
 Pages are read and written in place; where O_DIRECT forbids that, `bounces` says why. The store does
 what the page lists say and nothing else: no cache, no order beyond one operation, no fsync (L3 is
@@ -17,9 +18,13 @@ back-end that was asked for is used, or the store does not open.
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
+
+import numpy as np
 
 from hicache.errors import InputError
 from hicache.operations import Copy, Operation, PageRuns
@@ -28,16 +33,20 @@ from hw.storage.checksums import Checksums
 from hw.storage.gds import GdsTransport
 from hw.storage.host import BLOCK_BYTES, HostMemory
 from hw.storage.moves import Bounced, InPlace, Transport
-from hw.storage.plan import Extent, merge
+from hw.storage.plan import Extents, in_parts, merge
 from hw.storage.pread import PreadTransport
 from hw.storage.slot_file import Access, Room, SlotFile
-from hw.storage.uring import UringTransport
+from hw.storage.uring import UringTransport, allowed
 
-Backend = Literal["pread", "direct", "io_uring", "io_uring_cached", "gds"]
+Backend = Literal["auto", "pread", "direct", "io_uring", "io_uring_cached", "gds"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 Checksum = Literal["none", "crc32"]
 MOST_WORKERS = 256
 LARGEST_REQUEST_BYTES = 1 << 30
+# Through the cache, what a batch costs Python is shared by all its copies.
+DEPTHS: dict[Access, int] = {"page cache": 256, "O_DIRECT": 64}
+# Below it, a thread that reads page by page costs Python more than the copy costs a core.
+SMALL_PAGE_BYTES = 2 << 20
 
 
 class FileStore:
@@ -52,15 +61,15 @@ class FileStore:
         *,
         backend: Backend = "pread",
         workers: int = 16,
-        depth: int = 64,
+        depth: int | None = None,
         request_bytes: int = 4 << 20,
         checksum: Checksum = "none",
         room: Room = "reserved",
     ) -> None:
         """`path`: a file, a folder, or None for the system's temporary folder (`slot_file`).
-        `workers`: threads for each direction, ours or (io_uring_cached) the kernel's. `depth`:
-        io_uring's requests under way, for each direction. `request_bytes`: the most that one
-        request moves. Raises InputError.
+        `workers`: threads for each direction. `depth`: io_uring's requests under way, of each ring
+        (io_uring_cached: a thread has one; else a direction); None: 256 through the cache, 64 past
+        it. `request_bytes`: the most that one request moves. Raises InputError.
         """
         assert host.page_bytes == page_bytes, "L2 and L3 have pages of one size"
         _allowed("the back-end", backend, BACKENDS)
@@ -70,11 +79,11 @@ class FileStore:
         _within("page_bytes", page_bytes, 1, 1 << 40)
         _within("workers", workers, 1, MOST_WORKERS)
         _within("request_bytes", request_bytes, BLOCK_BYTES, LARGEST_REQUEST_BYTES)
-        self.backend: Backend = backend
+        self.backend: Backend = _picked(page_bytes) if backend == "auto" else backend
         self.pages = pages
         self.page_bytes = page_bytes
         self._host = host
-        access: Access = "O_DIRECT" if backend in {"direct", "io_uring"} else "page cache"
+        access: Access = "O_DIRECT" if self.backend in {"direct", "io_uring"} else "page cache"
         self.bounces = _unaligned(host) if access == "O_DIRECT" else ""
         padded = -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES
         self.slot_bytes = padded if access == "O_DIRECT" else page_bytes
@@ -83,6 +92,10 @@ class FileStore:
         self._checksums: Checksums | None = None
         self.file = SlotFile(path, pages, self.slot_bytes, access, room)
         try:
+            if access == "page cache":
+                # What lies behind a page is another prompt's: reading ahead keeps the disk busy
+                # with what nobody asked for.
+                os.posix_fadvise(self.file.fd, 0, 0, os.POSIX_FADV_RANDOM)
             memory = Bounced.memory_for(self.slot_bytes) if self.bounces else host
             self._transport = self._reach(memory, access, workers, depth)
             moves = InPlace(self._transport, self.slot_bytes, request_bytes)
@@ -93,9 +106,12 @@ class FileStore:
             self.close()
             raise
 
-    def _reach(self, memory: HostMemory, access: Access, workers: int, depth: int) -> Transport:
+    def _reach(
+        self, memory: HostMemory, access: Access, workers: int, depth: int | None
+    ) -> Transport:
         region = memory.view(0, memory.pages)
         if self.backend in {"io_uring", "io_uring_cached"}:
+            depth = DEPTHS[access] if depth is None else depth
             return UringTransport(self.file, memory.address, len(region), access, depth, workers)
         if self.backend == "gds":
             return GdsTransport(self.file, region, workers)
@@ -124,21 +140,27 @@ class FileStore:
         """Slots -> L2 pages, lists of the same length. Raises TransferError; the pages then hold
         rubbish.
         """
-        extents = self._extents(slots, pages)
         self.file.check("reading")
-        self._moves.read(extents)
-        if self._checksums:
-            self._checksums.verify(extents)
+        extents = self._extents(slots, pages)
+        if self._checksums is None:
+            self._moves.read(extents)
+            return
+        whole = np.concatenate(list(extents))
+        self._moves.read((whole,))
+        self._checksums.verify(whole)
 
     def write(self, pages: PageRuns, slots: PageRuns) -> None:
         """L2 pages -> slots, lists of the same length. Raises TransferError; the slots then hold
         rubbish.
         """
-        extents = self._extents(slots, pages)
         self.file.check("writing")
-        if self._checksums:
-            self._checksums.note(extents)
-        self._moves.write(extents)
+        extents = self._extents(slots, pages)
+        if self._checksums is None:
+            self._moves.write(extents)
+            return
+        whole = np.concatenate(list(extents))
+        self._checksums.note(whole)
+        self._moves.write((whole,))
 
     def devices(self) -> tuple[S2H, H2S]:
         """The two devices of this store; when both are closed, so is the store."""
@@ -164,14 +186,16 @@ class FileStore:
         if not self._users:
             self.close()
 
-    def _extents(self, slots: PageRuns, pages: PageRuns) -> list[Extent]:
-        for what, runs, capacity in (
-            ("slot", slots, self.pages),
-            ("page", pages, self._host.pages),
-        ):
-            for first, count in runs:
-                assert 0 <= first <= first + count <= capacity, f"no such {what}: {first}, {count}"
-        return merge(slots, pages)
+    def _extents(self, slots: PageRuns, pages: PageRuns) -> Iterator[Extents]:
+        for part in in_parts(slots, pages):
+            for what, runs, capacity in zip(
+                ("slot", "page"), part, (self.pages, self._host.pages), strict=True
+            ):
+                ends = runs.sum(axis=1)
+                assert not runs.size or (runs.min() >= 0 and ends.max() <= capacity), (
+                    f"no such {what}"
+                )
+            yield merge(*part)
 
 
 class _FileDevice:
@@ -221,6 +245,11 @@ def _named(operation: Copy) -> None:
     for runs in (operation.source, operation.target):
         named = sum(count for _, count in runs)
         assert named == operation.pages, f"{operation.pages} pages, of which {named} are named"
+
+
+def _picked(page_bytes: int) -> Backend:
+    """What "auto" is for pages of this size, on this machine."""
+    return "io_uring_cached" if page_bytes < SMALL_PAGE_BYTES and allowed() else "pread"
 
 
 def _unaligned(host: HostMemory) -> str:

@@ -8,11 +8,11 @@ dependency of this project: without it this back-end is an InputError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hicache.errors import InputError
-from hw.storage.plan import Request
+from hw.storage.plan import Request, Requests
 from hw.storage.slot_file import SlotFile
 
 
@@ -46,22 +46,22 @@ class GdsTransport:
         """For people."""
         return f"kvikio, {self.at_once} threads, compatibility mode {self._compatibility}"
 
-    def read(self, requests: Sequence[Request]) -> None:
+    def read(self, parts: Iterable[Requests]) -> None:
         """File -> memory. Raises TransferError when nothing is under way any more."""
-        self._move("reading", self._handle.pread, requests)
+        self._move("reading", self._handle.pread, parts)
 
-    def write(self, requests: Sequence[Request]) -> None:
+    def write(self, parts: Iterable[Requests]) -> None:
         """Memory -> file. Raises TransferError when nothing is under way any more."""
-        self._move("writing", self._handle.pwrite, requests)
+        self._move("writing", self._handle.pwrite, parts)
 
     def close(self) -> None:
         """Deregister the file."""
         self._handle.close()
 
-    def _move(self, verb: str, act: Callable[..., Any], requests: Sequence[Request]) -> None:
+    def _move(self, verb: str, act: Callable[..., Any], parts: Iterable[Requests]) -> None:
         started: list[tuple[Request, Any]] = []
         first: Exception | None = None
-        for request in requests:
+        for request in (Request(*row) for part in parts for row in part.tolist()):
             part = self._region[request.memory : request.memory + request.size]
             try:
                 future = act(part, request.size, request.position)

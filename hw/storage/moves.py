@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+import numpy as np
+
 from hw.storage.host import BLOCK_BYTES, HostBuffer, HostMemory
-from hw.storage.plan import Extent, Request, request_size, requests
+from hw.storage.plan import Extents, Requests, request_size, requests
 
 BOUNCE_BYTES = 64 << 20  # for each direction
 
 
 class Transport(Protocol):
     """Moves bytes between the file and one region of memory; returns, or raises TransferError, when
-    nothing is under way any more.
+    nothing is under way any more. The parts of an operation may be asked for while earlier ones are
+    being moved; after an error none is.
     """
 
     fence_bytes: int
@@ -38,11 +41,11 @@ class Transport(Protocol):
         """What it is, for people."""
         ...
 
-    def read(self, requests: Sequence[Request]) -> None:
+    def read(self, parts: Iterable[Requests]) -> None:
         """File -> memory."""
         ...
 
-    def write(self, requests: Sequence[Request]) -> None:
+    def write(self, parts: Iterable[Requests]) -> None:
         """Memory -> file."""
         ...
 
@@ -59,17 +62,17 @@ class InPlace:
         self._slot_bytes = slot_bytes
         self._request_bytes = max(1, request_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
-    def read(self, extents: Sequence[Extent]) -> None:
+    def read(self, parts: Iterable[Extents]) -> None:
         """File -> memory."""
-        self._transport.read(self._requests(extents))
+        self._transport.read(map(self._requests, parts))
 
-    def write(self, extents: Sequence[Extent]) -> None:
+    def write(self, parts: Iterable[Extents]) -> None:
         """Memory -> file."""
-        self._transport.write(self._requests(extents))
+        self._transport.write(map(self._requests, parts))
 
-    def _requests(self, extents: Sequence[Extent]) -> list[Request]:
+    def _requests(self, extents: Extents) -> Requests:
         transport = self._transport
-        total_bytes = sum(count for _, _, count in extents) * self._slot_bytes
+        total_bytes = int(extents[:, 2].sum()) * self._slot_bytes
         most_bytes = request_size(total_bytes, transport.at_once, self._request_bytes)
         return requests(extents, self._slot_bytes, most_bytes, transport.fence_bytes)
 
@@ -91,25 +94,25 @@ class Bounced:
         """What to bounce through."""
         return HostBuffer(2 * max(1, BOUNCE_BYTES // slot_bytes), slot_bytes)
 
-    def read(self, extents: Sequence[Extent]) -> None:
+    def read(self, parts: Iterable[Extents]) -> None:
         """File -> memory."""
         with self._reading:
-            for part in _rounds(extents, self._half):
+            for part in _rounds(parts, self._half):
                 aside = _aside(part, 0)
-                self._moves.read(aside)
-                for (_, page, count), (_, place, _) in zip(part, aside, strict=True):
+                self._moves.read([aside])
+                for (_, page, count), (_, place, _) in _both(part, aside):
                     for i in range(count):
                         self._copy(self._host, page + i, self._memory, place + i)
 
-    def write(self, extents: Sequence[Extent]) -> None:
+    def write(self, parts: Iterable[Extents]) -> None:
         """Memory -> file."""
         with self._writing:
-            for part in _rounds(extents, self._half):
+            for part in _rounds(parts, self._half):
                 aside = _aside(part, self._half)
-                for (_, page, count), (_, place, _) in zip(part, aside, strict=True):
+                for (_, page, count), (_, place, _) in _both(part, aside):
                     for i in range(count):
                         self._copy(self._memory, place + i, self._host, page + i)
-                self._moves.write(aside)
+                self._moves.write([aside])
 
     def _copy(self, target: HostMemory, to: int, source: HostMemory, of: int) -> None:
         # memmove lets other threads run; assigning to a memoryview does not.
@@ -120,26 +123,29 @@ class Bounced:
         )
 
 
-def _rounds(extents: Iterable[Extent], most: int) -> Iterator[list[Extent]]:
+def _both(part: Extents, aside: Extents) -> Iterator[tuple[list[int], list[int]]]:
+    return zip(part.tolist(), aside.tolist(), strict=True)
+
+
+def _rounds(parts: Iterable[Extents], most: int) -> Iterator[Extents]:
     """The extents, at most `most` pages at a time."""
-    part: list[Extent] = []
+    part: list[tuple[int, int, int]] = []
     room = most
-    for slot, page, count in extents:
+    for slot, page, count in (extent for extents in parts for extent in extents.tolist()):
         while count:
             now = min(count, room)
-            part.append(Extent(slot, page, now))
+            part.append((slot, page, now))
             slot, page, count, room = slot + now, page + now, count - now, room - now
             if not room:
-                yield part
+                yield np.array(part, np.int64)
                 part, room = [], most
     if part:
-        yield part
+        yield np.array(part, np.int64)
 
 
-def _aside(extents: Iterable[Extent], place: int) -> list[Extent]:
+def _aside(extents: Extents, place: int) -> Extents:
     """The same slots, with pages of the bounce buffer from `place` on."""
-    aside: list[Extent] = []
-    for slot, _, count in extents:
-        aside.append(Extent(slot, place, count))
-        place += count
+    aside = extents.copy()
+    lengths = extents[:, 2]
+    aside[:, 1] = place + np.cumsum(lengths) - lengths
     return aside

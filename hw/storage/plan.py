@@ -8,12 +8,19 @@ Pages that are consecutive in the file and in memory at once are one extent:
 An extent that is large is cut again, so that all workers have something to do; an operation on one
 huge page is spread over them like one on many small pages. What is far apart is never read to save
 a request: no byte is moved that was not asked for.
+
+All of it is in arrays: pages of one token come by the ten thousand, and each would cost Python more
+than copying it costs a core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hicache.operations import PageRuns
 
@@ -22,53 +29,79 @@ SMALLEST_REQUEST_BYTES = 256 << 10
 the bytes it moves.
 """
 ROUND_BYTES = 64 << 10
+PART_RUNS = 2048  # of a page list that is planned at a time
 
 
-class Extent(NamedTuple):
-    """`length` pages, consecutive in both places: slots from `slot` on, pages from `page` on."""
+Runs = NDArray[np.int64]
+"""Shape (n, 2), a row for each run of a page list: first, count."""
 
-    slot: int
-    page: int
-    length: int
+Extents = NDArray[np.int64]
+"""Shape (n, 3), a row each: slot, page, length: `length` pages, consecutive in both places."""
+
+Requests = NDArray[np.int64]
+"""Shape (n, 3), a row for each system call: position in the file, in the memory region, size; all
+in bytes. See Request.
+"""
 
 
 class Request(NamedTuple):
-    """One system call: `size` bytes at `position` in the file and `memory` in the memory region."""
+    """One row: `size` bytes at `position` in the file and `memory` in the memory region."""
 
     position: int
     memory: int
     size: int
 
 
-def merge(slots: PageRuns, pages: PageRuns) -> list[Extent]:
+def as_array(runs: PageRuns) -> Runs:
+    """Page runs as an array."""
+    flat = np.fromiter(chain.from_iterable(runs), np.int64, 2 * len(runs))
+    return flat.reshape(-1, 2)
+
+
+def in_parts(slots: PageRuns, pages: PageRuns) -> Iterator[tuple[Runs, Runs]]:
+    """Both lists as arrays, one after the other parts that name as many slots as pages: so that the
+    first one can be moved while the next is planned. Lists that are short, or cut at different
+    places, are one part.
+    """
+    at, length = 0, max(len(slots), len(pages))
+    while at + PART_RUNS < length:
+        part = slice(at, at + PART_RUNS)
+        some = as_array(slots[part]), as_array(pages[part])
+        if some[0][:, 1].sum() != some[1][:, 1].sum():
+            break
+        yield some
+        at += PART_RUNS
+    yield as_array(slots[at:]), as_array(pages[at:])
+
+
+def merge(slots: Runs, pages: Runs) -> Extents:
     """The extents of two page lists of the same length, in the order of the lists.
 
     Runs of one list that meet are one run, even where the list names them apart.
     """
-    extents: list[Extent] = []
-    slot = page = slots_left = pages_left = 0
-    more_slots, more_pages = iter(slots), iter(pages)
-    last_slot = last_page = last_count = 0
-    while True:
-        while not slots_left:
-            slot, slots_left = next(more_slots, (0, -1))
-        while not pages_left:
-            page, pages_left = next(more_pages, (0, -1))
-        if slots_left < 0 or pages_left < 0:
-            assert slots_left == pages_left, "page lists of different lengths"
-            break
-        count = min(slots_left, pages_left)
-        if last_count and last_slot + last_count == slot and last_page + last_count == page:
-            last_count += count
-        else:
-            if last_count:
-                extents.append(Extent(last_slot, last_page, last_count))
-            last_slot, last_page, last_count = slot, page, count
-        slot, page = slot + count, page + count
-        slots_left, pages_left = slots_left - count, pages_left - count
-    if last_count:
-        extents.append(Extent(last_slot, last_page, last_count))
-    return extents
+    ends = np.cumsum(slots[:, 1]), np.cumsum(pages[:, 1])
+    totals = [int(each[-1]) if len(each) else 0 for each in ends]
+    assert totals[0] == totals[1], "page lists of different lengths"
+    if not totals[0]:
+        return np.empty((0, 3), np.int64)
+    if np.array_equal(*ends):
+        made = np.column_stack((slots[:, 0], pages))
+    else:
+        # Both lists cut wherever either has a cut.
+        cuts = np.union1d(*ends)
+        begins = np.concatenate(([0], cuts[:-1]))
+        made = np.empty((len(cuts), 3), np.int64)
+        for column, runs, its_ends in ((0, slots, ends[0]), (1, pages, ends[1])):
+            run = np.searchsorted(its_ends, begins, side="right")
+            made[:, column] = runs[run, 0] + begins - (its_ends[run] - runs[run, 1])
+        made[:, 2] = cuts - begins
+    made = made[made[:, 2] > 0]  # empty runs make empty pieces
+    follows = (made[1:, :2] == made[:-1, :2] + made[:-1, 2:]).all(axis=1)
+    firsts = np.flatnonzero(np.concatenate(([True], ~follows)))
+    lengths = np.add.reduceat(made[:, 2], firsts)
+    made = made[firsts]
+    made[:, 2] = lengths
+    return made
 
 
 def request_size(total_bytes: int, at_once: int, largest_bytes: int) -> int:
@@ -80,18 +113,19 @@ def request_size(total_bytes: int, at_once: int, largest_bytes: int) -> int:
     return min(max(share, SMALLEST_REQUEST_BYTES), largest_bytes)
 
 
-def requests(
-    extents: Iterable[Extent], page_bytes: int, most_bytes: int, fence_bytes: int
-) -> list[Request]:
+def requests(extents: Extents, page_bytes: int, most_bytes: int, fence_bytes: int) -> Requests:
     """The extents as requests of at most `most_bytes`, none of which lies on both sides of a
     multiple of `fence_bytes` in memory.
     """
-    made: list[Request] = []
-    for slot, page, count in extents:
-        position, memory = slot * page_bytes, page * page_bytes
-        left = count * page_bytes
+    whole = extents * page_bytes
+    memory, size = whole[:, 1], whole[:, 2]
+    across = memory // fence_bytes != (memory + size - 1) // fence_bytes
+    if not (across | (size > most_bytes)).any():
+        return whole
+    made: list[tuple[int, int, int]] = []
+    for position, memory, left in whole.tolist():
         while left:
             size = min(left, most_bytes, fence_bytes - memory % fence_bytes)
-            made.append(Request(position, memory, size))
+            made.append((position, memory, size))
             position, memory, left = position + size, memory + size, left - size
-    return made
+    return np.array(made, np.int64).reshape(-1, 3)

@@ -8,11 +8,11 @@ threads of their own, so that reads, which a request waits for, never queue behi
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from hw.storage.crew import Crew
 from hw.storage.host import BLOCK_BYTES
-from hw.storage.plan import Request
+from hw.storage.plan import Requests
 from hw.storage.slot_file import Access, SlotFile
 
 
@@ -34,20 +34,20 @@ class PreadTransport:
         """For people."""
         return f"{self.at_once} threads each way"
 
-    def read(self, requests: Sequence[Request]) -> None:
+    def read(self, parts: Iterable[Requests]) -> None:
         """File -> memory. Raises TransferError when nothing is under way any more."""
-        self._readers.each(self._read, requests)
+        self._readers.stream(self._read, (part.tolist() for part in parts))
 
-    def write(self, requests: Sequence[Request]) -> None:
+    def write(self, parts: Iterable[Requests]) -> None:
         """Memory -> file. Raises TransferError when nothing is under way any more."""
-        self._writers.each(self._write, requests)
+        self._writers.stream(self._write, (part.tolist() for part in parts))
 
     def close(self) -> None:
         """End the threads."""
         self._readers.close()
         self._writers.close()
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: list[int]) -> None:
         position, memory, size = request
         while True:
             try:
@@ -64,7 +64,7 @@ class PreadTransport:
                 raise self._file.failure("reading", position, "the file ends here")
             position, memory, size = position + done, memory + done, size - done
 
-    def _write(self, request: Request) -> None:
+    def _write(self, request: list[int]) -> None:
         position, memory, size = request
         while True:
             try:

@@ -9,9 +9,12 @@ Who may see what when. The kernel polls nothing here (no SQPOLL): it reads the s
 inside `io_uring_enter`, called by the thread that filled it, so that program order suffices. The
 completion ring is written by any core: the kernel stores the entry and then the tail, and we load
 the tail and then the entry. Python has no barriers. x86 keeps loads in order with loads, stores
-with stores, and loads before later stores; a field is read and written as one aligned 32-bit word
-(ctypes); and no compiler moves it across the calls between two Python operations. Other processors
-promise less, so the ring refuses to work on them.
+with stores, and loads before later stores; head and tail are read and written as one aligned 32-bit
+word (ctypes); and no compiler moves it across the calls between two Python operations. Other
+processors promise less, so the ring refuses to work on them.
+
+Entries are written and read as arrays, a batch at a time: one by one they would cost Python more
+than the kernel's part of a small read.
 
 One thread at a time uses a ring. It keeps no memory alive and knows nothing of files: who submits
 must not let go of the memory before the completion was seen.
@@ -27,6 +30,9 @@ import struct
 import time
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 SETUP, ENTER, REGISTER = 425, 426, 427  # the numbers of the system calls, on every processor
 READ_FIXED, WRITE_FIXED, READ, WRITE = 4, 5, 22, 23
 REGISTER_BUFFERS, REGISTER_FILES, REGISTER_WORKERS = 0, 2, 19
@@ -37,10 +43,14 @@ FEATURE_SINGLE_MMAP = 1
 OFFSET_RINGS, OFFSET_SQES = 0, 0x10000000
 LARGEST_BUFFER_BYTES = 1 << 30  # of one registered buffer
 
-# opcode, flags, priority, fd, position, address, size, rw flags, user data, buffer index,
-# personality, splice fd, two words of padding
-SQE = struct.Struct("<BBHiQQIIQHHiQQ")
-CQE = struct.Struct("<QiI")  # user data, result, flags
+SQE = np.dtype(
+    [
+        ("opcode", "u1"), ("flags", "u1"), ("priority", "<u2"), ("fd", "<i4"), ("position", "<u8"),
+        ("address", "<u8"), ("size", "<u4"), ("rw_flags", "<u4"), ("tag", "<u8"),
+        ("buffer", "<u2"), ("personality", "<u2"), ("splice_fd", "<i4"), ("padding", "<u8", (2,)),
+    ]
+)  # fmt: skip
+CQE = np.dtype([("tag", "<u8"), ("result", "<i4"), ("flags", "<u4")])
 # struct io_uring_params: sq entries, cq entries, flags, two of SQPOLL, features, workers' fd,
 # 3 reserved; offsets of the submission ring: head, tail, mask, entries, flags, dropped, array,
 # reserved, address; of the completion ring: head, tail, mask, entries, overflow, cqes, flags,
@@ -83,16 +93,17 @@ class Ring:
         sq, cq = params[10:19], params[19:28]
         if not features & FEATURE_SINGLE_MMAP:
             raise OSError(0, "the kernel is older than 5.4")
-        size = max(sq[6] + 4 * sq_entries, cq[5] + CQE.size * cq_entries)
+        size = max(sq[6] + 4 * sq_entries, cq[5] + CQE.itemsize * cq_entries)
         self._rings = self._shared(size, OFFSET_RINGS)
-        self._sqes = self._shared(SQE.size * sq_entries, OFFSET_SQES)
+        self._sqes = self._shared(SQE.itemsize * sq_entries, OFFSET_SQES)
         word = ctypes.c_uint32
         self._sq_tail = word.from_buffer(self._rings, sq[1])
         self._sq_mask = word.from_buffer(self._rings, sq[2]).value
         self._cq_head = word.from_buffer(self._rings, cq[0])
         self._cq_tail = word.from_buffer(self._rings, cq[1])
         self._cq_mask = word.from_buffer(self._rings, cq[2]).value
-        self._cqes = cq[5]
+        self._entries = np.frombuffer(self._sqes, SQE)
+        self._done = np.frombuffer(self._rings, CQE, cq_entries, cq[5])
         # The ring of indices is fixed: place i names SQE slot i.
         struct.pack_into(f"<{sq_entries}I", self._rings, sq[6], *range(sq_entries))
 
@@ -118,18 +129,32 @@ class Ring:
         buffer = ctypes.create_string_buffer(payload, len(payload))
         system_call(REGISTER, self.fd, what, ctypes.addressof(buffer), count)
 
+    def use(self, opcode: int, flags: int, fd: int) -> None:
+        """What every submission from now on does, and on which file. Nothing may be under way."""
+        self._entries[:] = 0
+        self._entries["opcode"], self._entries["flags"], self._entries["fd"] = opcode, flags, fd
+
     def prepare(
-        self, opcode: int, flags: int, fd: int, position: int, address: int, size: int,
-        buffer: int, tag: int,
+        self, positions: NDArray[np.int64], addresses: NDArray[np.int64],
+        sizes: NDArray[np.int64], buffers: NDArray[np.int64] | int, first_tag: int,
     ) -> None:  # fmt: skip
-        """Write one submission; `enter` hands it over. `tag` comes back with the result."""
+        """Write submissions, at most `depth` with those under way; `enter` hands them over.
+        `first_tag` and the numbers after it come back with the results.
+        """
+        count = len(sizes)
         tail = self._sq_tail.value
-        SQE.pack_into(
-            self._sqes, (tail & self._sq_mask) * SQE.size, opcode, flags, 0, fd, position, address,
-            size, 0, tag, buffer, 0, 0, 0, 0,
-        )  # fmt: skip
-        self._sq_tail.value = (tail + 1) & 0xFFFFFFFF
-        self._to_submit += 1
+        tags = np.arange(first_tag, first_tag + count)
+        # The ring ends somewhere: up to two pieces.
+        at, done = tail & self._sq_mask, 0
+        while done < count:
+            now = min(count - done, len(self._entries) - at)
+            part, entries = slice(done, done + now), self._entries[at : at + now]
+            entries["position"], entries["address"] = positions[part], addresses[part]
+            entries["size"], entries["tag"] = sizes[part], tags[part]
+            entries["buffer"] = buffers if isinstance(buffers, int) else buffers[part]
+            at, done = 0, done + now
+        self._sq_tail.value = (tail + count) & 0xFFFFFFFF
+        self._to_submit += count
 
     def enter(self, wait_for: int) -> None:
         """Hand over what was prepared and wait until `wait_for` completions can be reaped."""
@@ -149,20 +174,20 @@ class Ring:
     def reap(self) -> list[tuple[int, int]]:
         """(tag, result) of everything that is complete; a result is a byte count or -errno."""
         head, tail = self._cq_head.value, self._cq_tail.value
+        count = (tail - head) & 0xFFFFFFFF
         done: list[tuple[int, int]] = []
-        while head != tail:
-            tag, result, _ = CQE.unpack_from(
-                self._rings, self._cqes + (head & self._cq_mask) * CQE.size
-            )
-            done.append((tag, result))
-            head = (head + 1) & 0xFFFFFFFF
-        self._cq_head.value = head
+        at = head & self._cq_mask
+        while len(done) < count:
+            part = self._done[at : at + count - len(done)]
+            done += zip(part["tag"].tolist(), part["result"].tolist(), strict=True)
+            at = 0
+        self._cq_head.value = tail
         return done
 
     def close(self) -> None:
         """Let go of the ring. Nothing may be under way."""
-        # ctypes objects keep the maps open as long as they live.
-        del self._sq_tail, self._cq_head, self._cq_tail
+        # ctypes objects and arrays keep the maps open as long as they live.
+        del self._sq_tail, self._cq_head, self._cq_tail, self._entries, self._done
         self._rings.close()
         self._sqes.close()
         os.close(self.fd)

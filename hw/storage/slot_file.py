@@ -3,7 +3,8 @@
     | slot 0 | slot 1 | ... | slot n - 1 | MARK |
 
 The mark at the end says whose file this is: a file that is neither empty nor marked is not
-overwritten. There is no header and no directory, and what is in the slots is not read back after a
+overwritten. (While it gets its size, it is marked at its beginning: a run may be killed then, too.)
+There is no header and no directory, and what is in the slots is not read back after a
 restart: which page holds what is known only to the engine that wrote it.
 
     path given is ...   the file is                            at exit
@@ -110,6 +111,7 @@ class SlotFile:
         """Give the file its size, its room and its mark."""
         reserved_bytes = os.fstat(self.fd).st_blocks * 512
         try:
+            os.pwrite(self.fd, MARK, 0)
             if room == "reserved":
                 free_bytes = _free_bytes(self.fd)
                 if self.size_bytes > free_bytes + reserved_bytes:
@@ -117,7 +119,7 @@ class SlotFile:
                 os.ftruncate(self.fd, min(self.size_bytes, os.fstat(self.fd).st_size))
                 os.posix_fallocate(self.fd, 0, self.size_bytes)
             else:
-                os.ftruncate(self.fd, 0)
+                os.ftruncate(self.fd, len(MARK))
                 os.ftruncate(self.fd, self.size_bytes)
             os.pwrite(self.fd, MARK, self.size_bytes - len(MARK))
         except OSError as error:
@@ -192,7 +194,8 @@ def _take(path: Path) -> tuple[int, Path]:
                 os.close(fd)
                 continue
             size_bytes = os.fstat(fd).st_size
-            if size_bytes and os.pread(fd, len(MARK), max(0, size_bytes - len(MARK))) != MARK:
+            places = (max(0, size_bytes - len(MARK)), 0)
+            if size_bytes and all(os.pread(fd, len(MARK), place) != MARK for place in places):
                 raise InputError(
                     f"{path}: has {size_bytes} bytes that are not an L3 of an earlier run, and "
                     f"would be overwritten; remove it, or give another path"

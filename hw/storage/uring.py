@@ -1,26 +1,33 @@
-"""Transport: one thread keeps many requests under way, through io_uring.
+"""Transport: io_uring, past the page cache by one thread, through it by several.
 
-Past the page cache the disk works on them side by side. With the page cache a request is a copy,
-which the kernel would make in the submitting thread, one after the other: there they are left to
-workers of the kernel, which know no GIL. That is what makes small pages in the cache fast.
+Past the page cache one thread keeps `depth` requests under way, and the disk works on them side by
+side. Through the page cache a request is a copy, which the kernel makes in the thread that enters
+it: there `workers` threads have a ring each, and a share of the requests. A thread enters the
+kernel once for a whole batch, without the GIL, which is what makes small pages in the cache fast:
+with `preadv` every page costs the GIL twice. What is not in the cache after all is read like any
+other request, the rest of the batch with it.
 
-A ring for each direction, so that the two workers of the lanes need no common lock. The memory and
-the file are registered where the kernel allows it, which spares looking them up and pinning pages
-at every request; where it does not, the same requests go unregistered, and `describe` says why.
-Where io_uring itself is missing or forbidden that is an InputError; nothing takes its place.
+Each direction has rings of its own, so that the two workers of the lanes need no common lock. Past
+the cache, memory and file are registered where the kernel allows it, which spares looking them up
+and pinning pages at every request; where it does not, the same requests go unregistered, and
+`describe` says why. (A copy by the kernel needs no pinned pages.) Where io_uring itself is missing
+or forbidden that is an InputError; nothing takes its place.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
+from queue import SimpleQueue
+
+import numpy as np
 
 from hicache.errors import InputError, TransferError
 from hw.storage import ring as io_uring
+from hw.storage.crew import Crew
 from hw.storage.host import BLOCK_BYTES
-from hw.storage.plan import Request
+from hw.storage.plan import Request, Requests
 from hw.storage.ring import LARGEST_BUFFER_BYTES, Ring
 from hw.storage.slot_file import Access, SlotFile
 
@@ -28,6 +35,8 @@ LARGEST_DEPTH = 4096
 # How often an operation's requests may be given back with "try again" before that is an error.
 MOST_RETRIES = 1000
 AGAIN = (errno.EAGAIN, errno.EINTR)
+# A batch for less is not worth a thread's turn.
+SMALLEST_BATCH_BYTES = 512 << 10
 
 
 class UringTransport:
@@ -38,59 +47,137 @@ class UringTransport:
         workers: int,
     ) -> None:  # fmt: skip
         """`address`, `size_bytes`: the region that the requests' memory offsets count in. `depth`:
-        requests under way, of which `workers` are served together if they go through the cache.
+        requests under way in a ring. `workers`: threads, if they go through the cache.
         """
         if not 1 <= depth <= LARGEST_DEPTH:
             raise InputError(f"io_uring: a depth of {depth}; 1 to {LARGEST_DEPTH} are possible")
-        self._depth = depth
         cached = access == "page cache"
-        self.at_once = min(depth, workers) if cached else depth
-        self._queues: list[_Queue] = []
+        self._depth = depth
+        self._rings = workers if cached else 1
+        self.at_once = workers if cached else depth
+        self._directions: list[_Direction] = []
         try:
             for verb in ("reading", "writing"):
-                self._queues.append(_Queue(verb, file, address, size_bytes, depth))
-            if cached:
-                for queue in self._queues:
-                    queue.use_workers(self.at_once)
+                self._directions.append(_Direction(verb, file, address, self._rings, depth))
+            if not cached:
+                for direction in self._directions:
+                    direction.register(size_bytes)
         except BaseException:
             self.close()
             raise
-        registered = all(queue.buffers for queue in self._queues)
+        registered = all(direction.registered for direction in self._directions)
         self.fence_bytes = LARGEST_BUFFER_BYTES if registered else 1 << 62
 
     def describe(self) -> str:
         """For people."""
-        notes = [note for queue in self._queues for note in queue.notes]
-        said = "; ".join(dict.fromkeys(notes)) or "registered buffers and file"
-        return f"depth {self._depth} each way, {said}"
+        notes = [note for direction in self._directions for note in direction.notes]
+        usual = "registered file" if self._rings > 1 else "registered buffers and file"
+        said = "; ".join(dict.fromkeys(notes)) or usual
+        threads = f"{self._rings} threads and rings of " if self._rings > 1 else ""
+        return f"{threads}depth {self._depth} each way, {said}"
 
-    def read(self, requests: Sequence[Request]) -> None:
+    def read(self, parts: Iterable[Requests]) -> None:
         """File -> memory. Raises TransferError when nothing is under way any more."""
-        self._queues[0].move(requests)
+        self._directions[0].move(parts)
 
-    def write(self, requests: Sequence[Request]) -> None:
+    def write(self, parts: Iterable[Requests]) -> None:
         """Memory -> file. Raises TransferError when nothing is under way any more."""
-        self._queues[1].move(requests)
+        self._directions[1].move(parts)
 
     def close(self) -> None:
-        """Let go of the rings."""
-        for queue in self._queues:
+        """Let go of threads and rings."""
+        for direction in self._directions:
+            direction.close()
+        self._directions.clear()
+
+
+def batches(requests: Requests, rings: int, depth: int) -> list[int]:
+    """How many requests each thread's turn takes, one after the other: `depth` at most, and fewer
+    towards the end, so that all `rings` of them end at about the same time.
+    """
+    left = len(requests)
+    mean_bytes = int(requests[:, 2].sum()) // max(1, left)
+    least = max(1, SMALLEST_BATCH_BYTES // max(1, mean_bytes))
+    counts: list[int] = []
+    while left:
+        counts.append(min(left, depth, max(least, -(-left // (2 * rings)))))
+        left -= counts[-1]
+    return counts
+
+
+class _Direction:
+    """One direction: rings, and a thread for each of them."""
+
+    def __init__(self, verb: str, file: SlotFile, address: int, rings: int, depth: int) -> None:
+        self._depth = depth
+        self._all: list[_Queue] = []
+        self._free: SimpleQueue[_Queue] = SimpleQueue()
+        self._crew = Crew(f"L3 {verb}", rings)
+        try:
+            for _ in range(rings):
+                queue = _Queue(verb, file, address, depth)
+                self._all.append(queue)
+                self._free.put(queue)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not registered, and why."""
+        return [note for queue in self._all for note in queue.notes]
+
+    @property
+    def registered(self) -> bool:
+        """Whether the memory is."""
+        return all(queue.registered for queue in self._all)
+
+    def register(self, size_bytes: int) -> None:
+        """Register the memory, if the kernel lets us: for what goes past the page cache."""
+        for queue in self._all:
+            queue.register_buffers(size_bytes)
+
+    def move(self, parts: Iterable[Requests]) -> None:
+        """All requests, each ring a share at a time."""
+        if len(self._all) == 1:
+            self._move(np.concatenate(list(parts)))
+        else:
+            self._crew.stream(self._move, map(self._shares, parts))
+
+    def _shares(self, requests: Requests) -> list[Requests]:
+        shares: list[Requests] = []
+        first = 0
+        for count in batches(requests, len(self._all), self._depth):
+            shares.append(requests[first : first + count])
+            first += count
+        return shares
+
+    def close(self) -> None:
+        """Let go of threads and rings."""
+        self._crew.close()
+        for queue in self._all:
             queue.ring.close()
-        self._queues.clear()
+        self._all.clear()
+
+    def _move(self, part: Requests) -> None:
+        # With several callers there may be more threads than rings: they wait here.
+        queue = self._free.get()
+        try:
+            queue.move(part)
+        finally:
+            self._free.put(queue)
 
 
 class _Queue:
-    """One direction."""
+    """One ring, on the file, in one direction; for one thread at a time."""
 
-    def __init__(
-        self, verb: str, file: SlotFile, address: int, size_bytes: int, depth: int
-    ) -> None:
+    def __init__(self, verb: str, file: SlotFile, address: int, depth: int) -> None:
         self._verb = verb
         self._file = file
         self._address = address
-        self._lock = threading.Lock()
-        self._tags = list(range(depth))
+        self._depth = depth
         self.notes: list[str] = []
+        self.registered = False
         try:
             self.ring = Ring(depth)
         except OSError as error:
@@ -98,27 +185,27 @@ class _Queue:
                 f"the back-end io_uring cannot be used here: {_why_not(error)}; choose direct or "
                 f"pread"
             ) from error
-        self.buffers = self._try("buffers", lambda: self._register_buffers(size_bytes))
         self._fixed_file = self._try("file", lambda: self.ring.register_file(file.fd))
-        fixed = io_uring.READ_FIXED, io_uring.WRITE_FIXED
-        plain = io_uring.READ, io_uring.WRITE
-        self._opcode = (fixed if self.buffers else plain)[verb == "writing"]
-        self._flags = io_uring.FIXED_FILE if self._fixed_file else 0
-        self._step_bytes = BLOCK_BYTES  # O_DIRECT goes on at a whole block only
-
-    def use_workers(self, most: int) -> None:
-        """Leave requests to workers of the kernel, `most` at once: for the page cache."""
-        self._flags |= io_uring.ASYNC
         self._step_bytes = 1
-        self._try("number of workers", lambda: self.ring.limit_workers(most))
+        self._use((io_uring.READ, io_uring.WRITE))
 
-    def _register_buffers(self, size_bytes: int) -> None:
-        self.ring.register_buffers(
-            [
-                (self._address + first, min(LARGEST_BUFFER_BYTES, size_bytes - first))
-                for first in range(0, size_bytes, LARGEST_BUFFER_BYTES)
-            ]
-        )
+    def register_buffers(self, size_bytes: int) -> None:
+        """Register the memory; without, its pages are pinned at every request. It is for O_DIRECT,
+        which goes on at a whole block only.
+        """
+        self._step_bytes = BLOCK_BYTES
+        buffers = [
+            (self._address + first, min(LARGEST_BUFFER_BYTES, size_bytes - first))
+            for first in range(0, size_bytes, LARGEST_BUFFER_BYTES)
+        ]
+        self.registered = self._try("buffers", lambda: self.ring.register_buffers(buffers))
+        if self.registered:
+            self._use((io_uring.READ_FIXED, io_uring.WRITE_FIXED))
+
+    def _use(self, opcodes: tuple[int, int]) -> None:
+        flags = io_uring.FIXED_FILE if self._fixed_file else 0
+        fd = 0 if self._fixed_file else self._file.fd
+        self.ring.use(opcodes[self._verb == "writing"], flags, fd)
 
     def _try(self, what: str, register) -> bool:
         try:
@@ -128,51 +215,46 @@ class _Queue:
             return False
         return True
 
-    def move(self, requests: Sequence[Request]) -> None:
+    def move(self, requests: Requests) -> None:
         """All of `requests`. After an error no further one begins, and those under way are waited
         for: the kernel must not write into memory that others were given.
         """
-        with self._lock:
-            error = self._move(list(reversed(requests)))
-        if error is not None:
-            raise error
-
-    def _move(self, waiting: list[Request]) -> TransferError | None:
-        ring, tags = self.ring, self._tags
-        under_way: dict[int, Request] = {}
+        ring, depth = self.ring, self._depth
+        sizes: list[int] = requests[:, 2].tolist()
+        rests: list[Request] = []  # of requests that ended early
+        begun = under_way = retries = 0
         error: TransferError | None = None
-        retries = 0
         while True:
-            while waiting and tags and error is None:
-                tag, request = tags.pop(), waiting.pop()
-                under_way[tag] = request
-                self._prepare(request, tag)
+            more = len(requests) - begun
+            if more and under_way < depth and error is None:
+                count = min(more, depth - under_way)
+                self._prepare(requests[begun : begun + count], begun)
+                begun, under_way, more = begun + count, under_way + count, more - count
             if not under_way:
-                return error
-            more = waiting and error is None
-            ring.enter(max(1, len(under_way) // 4) if more else len(under_way))
+                break
+            ring.enter(max(1, under_way // 4) if more and error is None else under_way)
             for tag, result in ring.reap():
-                request = under_way.pop(tag)
-                tags.append(tag)
-                if result == request.size:
+                under_way -= 1
+                if result == sizes[tag]:
                     continue
                 retries += -result in AGAIN
                 try:
-                    waiting.append(self._rest(request, result, retries))
+                    request = Request._make(requests[tag].tolist())
+                    rests.append(self._rest(request, result, retries))
                 except TransferError as failure:
                     error = error or failure
+            if rests and error is None and begun == len(requests):
+                requests = np.concatenate((requests, np.array(rests, np.int64)))
+                sizes += [rest.size for rest in rests]
+                rests.clear()
+        if error is not None:
+            raise error
 
-    def _prepare(self, request: Request, tag: int) -> None:
-        position, memory, size = request
+    def _prepare(self, requests: Requests, first_tag: int) -> None:
+        memory = requests[:, 1]
+        buffers = memory // LARGEST_BUFFER_BYTES if self.registered else 0
         self.ring.prepare(
-            self._opcode,
-            self._flags,
-            0 if self._fixed_file else self._file.fd,
-            position,
-            self._address + memory,
-            size,
-            memory // LARGEST_BUFFER_BYTES if self.buffers else 0,
-            tag,
+            requests[:, 0], self._address + memory, requests[:, 2], buffers, first_tag
         )
 
     def _rest(self, request: Request, result: int, retries: int) -> Request:
@@ -188,6 +270,15 @@ class _Queue:
             why = "the file ends here" if self._verb == "reading" else "the disk took nothing"
             raise self._file.failure(self._verb, position, why)
         return Request(position + done, memory + done, size - done)
+
+
+def allowed() -> bool:
+    """Whether there is io_uring here, and we may use it."""
+    try:
+        Ring(1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _why_not(error: OSError) -> str:

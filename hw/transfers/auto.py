@@ -8,7 +8,8 @@ each alone and while the other direction is busy: a link shared with the other d
 link. So a machine may well load by DMA and store by kernel.
 
 Measuring writes to pages of both pools: it belongs to the start of a run, when both are empty.
-Refuses to hide what it picked: `Auto.picked` says it of the last operation, `table` why.
+Of two that take about the same, the one without kernels is picked. Refuses to hide what it picked:
+`Auto.picked` says it of the last operation, `table` why.
 """
 
 from __future__ import annotations
@@ -16,34 +17,46 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from hicache.allocator import extents as count_extents
 from hicache.errors import InputError
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool
-from hw.transfers.backend import Copied, TransferBackend, runs_of
+from hw.transfers.backend import Copied, TransferBackend, lists_of
 from hw.transfers.direct import Direct
 from hw.transfers.driver import Direction, Driver
 from hw.transfers.layerwise import LayerLoad
+from hw.transfers.lists import Lists, runs_of
 from hw.transfers.queues import Mark, make_queue
 from hw.transfers.staged import Staged
 from hw.transfers.zero_copy import ZeroCopy
 
-BACKENDS: dict[str, Callable[[DevicePool, HostPool, Driver | None], TransferBackend]] = {
+BACKENDS: dict[str, Callable[..., TransferBackend]] = {
     "staged": Staged,
     "zero_copy": ZeroCopy,
     "direct": Direct,
-    "direct_batch": lambda device, host, driver=None: Direct(device, host, driver, pieces="batch"),
+    "direct_batch": partial(Direct, pieces="batch"),
 }
 # What can load layer by layer without a work buffer.
 LAYERWISE = ("zero_copy", "direct", "direct_batch")
-MEASURED_BYTES = 64 << 20  # the largest transfer that is timed; beyond, its slope goes on
-REPEATS = 3
+# What runs no kernel takes nothing from the model's. That is not measured here, so it is picked
+# unless another is clearly quicker.
+BY_DMA_ALONE = ("direct", "direct_batch")
+KERNEL_MARGIN = 0.01
+# A kernel that lasts as long as a layer's load costs those of a prefill, which want all
+# multiprocessors at once, up to half of that time.
+LAYER_KERNEL_MARGIN = 0.3
+MEASURED_BYTES = 256 << 20  # the largest transfer that is timed; beyond, its slope goes on
+REPEATS = 5
+SURE_BYTES = 16 << 20  # so large a transfer shows what larger ones will take
+HOPELESS = 3  # times as long as another back-end
+# So many picks are remembered: sizes and cuts recur, and to estimate takes longer than to look up.
+REMEMBERED = 4096
 
 
 class Timed(NamedTuple):
@@ -72,18 +85,16 @@ class Traffic:
         self._lock = threading.Lock()
         self._running = {"h2d": 0, "d2h": 0}
 
-    @contextmanager
-    def running(self, direction: Direction) -> Iterator[str]:
-        """Around a transfer; gives what the other direction is: "busy" or "idle"."""
-        other = "d2h" if direction == "h2d" else "h2d"
+    def enter(self, direction: Direction) -> str:
+        """A transfer begins; says what the other direction is: "busy" or "idle"."""
         with self._lock:
             self._running[direction] += 1
-            state = "busy" if self._running[other] else "idle"
-        try:
-            yield state
-        finally:
-            with self._lock:
-                self._running[direction] -= 1
+            return "busy" if self._running["d2h" if direction == "h2d" else "h2d"] else "idle"
+
+    def leave(self, direction: Direction) -> None:
+        """It has ended."""
+        with self._lock:
+            self._running[direction] -= 1
 
 
 class Auto:
@@ -101,6 +112,9 @@ class Auto:
         self.table = table
         self.traffic = traffic or Traffic()
         self.picked = ""
+        self._names = tuple(candidates)
+        self._layerwise = tuple(name for name in candidates if name in LAYERWISE)
+        self._picks: dict[tuple[str, int, int, str, tuple[str, ...], float], str] = {}
         self.device_pool = next(iter(candidates.values())).device_pool
         self.host_pool = next(iter(candidates.values())).host_pool
 
@@ -112,9 +126,13 @@ class Auto:
         inputs: Iterable[Mark] = (),
     ) -> Copied:
         """As `TransferBackend.copy`."""
-        with self.traffic.running(direction) as other:
-            self.picked = self.pick(direction, source, target, other, tuple(self.candidates))
-            return self.candidates[self.picked].copy(direction, source, target, inputs)
+        lists = lists_of(direction, source, target)
+        other = self.traffic.enter(direction)
+        try:
+            self.picked = self.pick(direction, lists, other, self._names)
+            return self.candidates[self.picked].copy_lists(direction, lists, inputs)
+        finally:
+            self.traffic.leave(direction)
 
     def load_layers(
         self,
@@ -124,28 +142,42 @@ class Auto:
         load: LayerLoad | None = None,
     ) -> LayerLoad:
         """As `TransferBackend.load_layers`, by what needs no work buffer."""
-        names = tuple(name for name in self.candidates if name in LAYERWISE)
-        self.picked = self.pick("h2d", source, target, "idle", names)
+        lists = lists_of("h2d", source, target)
+        self.picked = self.pick("h2d", lists, "idle", self._layerwise, LAYER_KERNEL_MARGIN)
         return self.candidates[self.picked].load_layers(source, target, inputs, load)
 
     def pick(
         self,
         direction: Direction,
-        source: PageRuns,
-        target: PageRuns,
+        lists: Lists,
         other: str,
         names: tuple[str, ...],
+        kernel_margin: float = KERNEL_MARGIN,
     ) -> str:
-        """The name that is expected to be done first; `other`: what the other direction does."""
-        pages = sum(count for _, count in source)
-        cuts = count_extents(source, target)
-        return min(
-            names,
-            key=lambda name: estimate_ns(self.table[Case(name, direction, other)], pages, cuts),
-        )
+        """The name that is expected to be done first; `other`: what the other direction does.
+        kernel_margin: by what share of the time a back-end with kernels must be quicker.
+        """
+        pages = lists.pages
+        if not pages or pages != lists.host_pages:
+            return names[0]  # which moves nothing, or refuses
+        cuts = lists.count_extents(self.host_pool.pages_per_chunk)
+        asked = (direction, pages, cuts, other, names, kernel_margin)
+        known = self._picks.get(asked)
+        if known is None:
+            known = min(
+                names,
+                key=lambda name: (
+                    estimate_ns(self.table[Case(name, direction, other)], pages, cuts)
+                    * (1.0 if name in BY_DMA_ALONE else 1.0 + kernel_margin)
+                ),
+            )
+            if len(self._picks) >= REMEMBERED:
+                self._picks.clear()
+            self._picks[asked] = known
+        return known
 
     def running(self) -> AbstractContextManager[None]:
-        """As `TransferBackend.running`: the first candidate's stream, which the others wait for."""
+        """As `TransferBackend.running`: the stream of all candidates, or of the first."""
         return next(iter(self.candidates.values())).running()
 
     def close(self) -> None:
@@ -197,11 +229,13 @@ def measure(
     background = _Background(device, host, some.driver)
     table: Table = {}
     directions: tuple[Direction, ...] = ("h2d", "d2h")
+    # On CPU memory there is no link whose other direction could be busy.
+    states = ("idle", "busy") if some.driver is not None else ("idle",)
+    best_ns: dict[tuple[Direction, str, int], int] = {}
     for name, backend in candidates.items():
         for direction in directions:
-            # On CPU memory there is no link whose other direction could be busy.
             rows: list[Timed] = []
-            for busy in ("idle", "busy") if some.driver is not None else ("idle",):
+            for busy in states:
                 rows = []
                 for size, lists in zip(sizes, scattered, strict=True):
                     run = (((0, size),), ((0, size),))
@@ -210,6 +244,12 @@ def measure(
                         for pages in (run, lists)
                     ]
                     rows.append(Timed(size, *times))
+                    fastest_ns = best_ns.setdefault((direction, busy, size), min(times))
+                    best_ns[direction, busy, size] = min(fastest_ns, *times)
+                    # What is hopeless is not timed at sizes where it takes long.
+                    is_large = size * host.page_bytes >= SURE_BYTES
+                    if is_large and min(times) > HOPELESS * fastest_ns:
+                        break
                 table[Case(name, direction, busy)] = rows
             table.setdefault(Case(name, direction, "busy"), rows)
     return table
@@ -275,8 +315,9 @@ def make_backend(
         return BACKENDS[name](device_pool, host_pool, driver)
     if name != "auto":
         raise InputError(f"transfer back-end {name!r}: it must be auto, {', '.join(BACKENDS)}")
+    queue = make_queue(device_pool.device, driver)  # one thread's, so one for all
     candidates = {
-        each: make(device_pool, host_pool, driver)
+        each: make(device_pool, host_pool, driver, queue)
         for each, make in BACKENDS.items()
         if each != "direct_batch" or (driver is not None and driver.copies_batches)
     }

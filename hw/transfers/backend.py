@@ -11,29 +11,17 @@ shared by several. Refuses to choose another back-end for itself when it fails.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
-from hicache.errors import TransferError
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool, KvLayout
 from hw.transfers.driver import Direction, Driver
 from hw.transfers.layerwise import LayerLoad
+from hw.transfers.lists import Extent, Lists
 from hw.transfers.queues import Mark, Queue, make_queue
-
-
-class Extent(NamedTuple):
-    """Pages that are consecutive on both sides, and pinned as one."""
-
-    device: int
-    host: int
-    pages: int
 
 
 class Copied(NamedTuple):
@@ -45,29 +33,26 @@ class Copied(NamedTuple):
     setup_ns: int
 
 
-class Pages(NamedTuple):
-    """The two lists of an operation, page by page; int64 arrays of shape (count,)."""
-
-    device: np.ndarray
-    host: np.ndarray
-
-
 class TransferBackend(ABC):
     """One way of moving pages between a device pool and a host pool of the same layout."""
 
     name = ""
 
     def __init__(
-        self, device_pool: DevicePool, host_pool: HostPool, driver: Driver | None = None
+        self,
+        device_pool: DevicePool,
+        host_pool: HostPool,
+        driver: Driver | None = None,
+        queue: Queue | None = None,
     ) -> None:
-        """`driver`: for pools on a GPU."""
+        """`driver`: for pools on a GPU. `queue`: one to share with back-ends of the same thread."""
         assert device_pool.layout == host_pool.layout
         self.device_pool = device_pool
         self.host_pool = host_pool
         self.layout: KvLayout = device_pool.layout
         self.driver = driver
-        self.queue: Queue = make_queue(device_pool.device, driver)
-        self._lock = threading.Lock()
+        self.queue: Queue = queue or make_queue(device_pool.device, driver)
+        self._lock = self.queue.lock
 
     def copy(
         self,
@@ -81,19 +66,21 @@ class TransferBackend(ABC):
         It begins after what the calling thread's current stream was given, and after `inputs`.
         Raises TransferError if the device refuses; RuntimeError if it is lost.
         """
+        return self.copy_lists(direction, lists_of(direction, source, target), inputs)
+
+    def copy_lists(self, direction: Direction, lists: Lists, inputs: Iterable[Mark] = ()) -> Copied:
+        """`copy`, for who has cut the lists already."""
         with self._lock:
-            pages, setup_ns = self._begin(direction, source, target, inputs)
-            if not len(pages.device):
+            setup_ns = self._begin(lists, inputs)
+            if not lists.pages:
                 return Copied(0, 0)
             try:
-                begin = self.queue.mark()
-                setup_ns += self._move(direction, pages)
-                end = self.queue.mark()
-                end.synchronize()
+                self.queue.start()
+                setup_ns += self._move(direction, lists)
+                return Copied(self.queue.stop(), setup_ns)
             except BaseException:
                 self._settle()
                 raise
-            return Copied(self.queue.elapsed_ns(begin, end), setup_ns)
 
     def load_layers(
         self,
@@ -111,10 +98,11 @@ class TransferBackend(ABC):
         load = load or LayerLoad(self.layout.layers)
         self._lock.acquire()
         try:
-            pages, setup_ns = self._begin("h2d", source, target, inputs)
+            lists = lists_of("h2d", source, target)
+            setup_ns = self._begin(lists, inputs)
             load.begin(self.queue)
-            if len(pages.device):
-                setup_ns += self._move_layers(pages, load)
+            if lists.pages:
+                setup_ns += self._move_layers(lists, load)
             load.end(self._lock.release, setup_ns)
         except BaseException as error:
             load.fail(error)
@@ -124,11 +112,11 @@ class TransferBackend(ABC):
         return load
 
     @abstractmethod
-    def _move(self, direction: Direction, pages: Pages) -> int:
+    def _move(self, direction: Direction, lists: Lists) -> int:
         """Enqueue the copy on `self.queue`, its end at least. Returns the set-up, in ns."""
 
     @abstractmethod
-    def _move_layers(self, pages: Pages, load: LayerLoad) -> int:
+    def _move_layers(self, lists: Lists, load: LayerLoad) -> int:
         """Enqueue the load of all layers in order, and tell `load` of each. Returns the set-up."""
 
     def running(self) -> AbstractContextManager[None]:
@@ -151,82 +139,23 @@ class TransferBackend(ABC):
         """All that this back-end enqueues on."""
         return (self.queue,)
 
-    def _begin(
-        self, direction: Direction, source: PageRuns, target: PageRuns, inputs: Iterable[Mark]
-    ) -> tuple[Pages, int]:
+    def _begin(self, lists: Lists, inputs: Iterable[Mark]) -> int:
+        """Wait for what comes before, check the lists, pin their pages; how long that took."""
         self._wait_for_inputs(inputs)
-        from_device = direction == "d2h"
-        runs = (source, target) if from_device else (target, source)
-        pages = Pages(expand(runs[0]), expand(runs[1]))
-        if len(pages.device) != len(pages.host):
-            raise TransferError(
-                f"{self.name}: {len(pages.device)} pages of L1 against {len(pages.host)} of L2"
-            )
-        setup_ns = 0
-        for numbers, pool, tier in (
-            (pages.device, self.device_pool, "L1"),
-            (pages.host, self.host_pool, "L2"),
-        ):
-            if len(numbers) and not 0 <= numbers.min() <= numbers.max() < pool.pages:
-                raise TransferError(f"{self.name}: pages beyond the {pool.pages} of {tier}")
-        for first, count in runs[1]:
-            if count:
-                setup_ns += self.host_pool.pin(first, count)
-        return pages, setup_ns
+        lists.check(self.name, self.device_pool, self.host_pool)
+        if self.host_pool.memory.pinned_bytes >= self.host_pool.memory.size_bytes:
+            return 0
+        return sum(self.host_pool.pin(first, count) for first, count in lists.host if count)
 
     def _wait_for_inputs(self, inputs: Iterable[Mark]) -> None:
         self.queue.after_caller()
         for mark in inputs:
             self.queue.wait(mark)
 
-    def _extents(self, pages: Pages) -> list[Extent]:
-        return extents(pages, self.host_pool.pages_per_chunk)
-
-    def _lists(self, pages: Pages) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both lists as int32 tensors on the device, ready for work of `self.queue`."""
-        both = self.queue.upload(np.stack((pages.device, pages.host)).astype(np.int32))
-        return both[0], both[1]
+    def _extents(self, lists: Lists) -> list[Extent]:
+        return lists.extents(self.host_pool.pages_per_chunk)
 
 
-def expand(runs: PageRuns) -> np.ndarray:
-    """The page numbers of a list of runs; int64 array of shape (pages,)."""
-    if len(runs) == 1:
-        first, count = runs[0]
-        return np.arange(first, first + count, dtype=np.int64)
-    if not runs:
-        return np.empty(0, np.int64)
-    starts, counts = np.asarray(runs, np.int64).T
-    # Each page is its run's start plus its place in the run.
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - before, counts) + np.arange(counts.sum(), dtype=np.int64)
-
-
-def runs_of(numbers: np.ndarray) -> PageRuns:
-    """The opposite of `expand`: consecutive numbers become runs."""
-    if not len(numbers):
-        return ()
-    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-    starts = np.concatenate(([0], cuts))
-    ends = np.concatenate((cuts, [len(numbers)]))
-    return tuple(
-        (int(numbers[start]), int(end - start)) for start, end in zip(starts, ends, strict=True)
-    )
-
-
-def extents(pages: Pages, pages_per_chunk: int) -> list[Extent]:
-    """Cut two lists where either stops being consecutive, or host memory is pinned anew.
-
-    device  |4 5 6 7|1 2 3|        host  |0 1|7 8 9 10 11|     extents  4:0 x2, 6:7 x2, 1:9 x3
-    """
-    if not len(pages.device):
-        return []
-    breaks = (np.diff(pages.device) != 1) | (np.diff(pages.host) != 1)
-    breaks |= np.diff(pages.host // pages_per_chunk) != 0
-    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
-    counts = np.diff(np.concatenate((starts, [len(pages.device)])))
-    return [
-        Extent(*each)
-        for each in zip(
-            pages.device[starts].tolist(), pages.host[starts].tolist(), counts.tolist(), strict=True
-        )
-    ]
+def lists_of(direction: Direction, source: PageRuns, target: PageRuns) -> Lists:
+    """Source and target, by the side they lie on."""
+    return Lists(source, target) if direction == "d2h" else Lists(target, source)

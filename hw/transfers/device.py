@@ -11,16 +11,25 @@ import time
 
 from hicache.operations import Copy, Operation
 from hw.device import Control, Step, Timing
+from hw.loads import LoadBook
 from hw.transfers.auto import Auto
-from hw.transfers.backend import TransferBackend
+from hw.transfers.backend import Copied, TransferBackend
 from hw.transfers.driver import Direction
+from hw.transfers.layerwise import LayerLoad
 
 
 class TransferDevice:
-    """One direction of the link. See `hw.device.Device`."""
+    """One direction of the link. See `hw.device.Device`.
 
-    def __init__(self, backend: TransferBackend | Auto, direction: Direction) -> None:
+    `loads`: where prefills find the loads of this device that they overlap with; with it pages are
+    loaded layer by layer.
+    """
+
+    def __init__(
+        self, backend: TransferBackend | Auto, direction: Direction, loads: LoadBook | None = None
+    ) -> None:
         self._backend = backend
+        self._loads = loads
         self._direction: Direction = direction
 
     @property
@@ -37,12 +46,23 @@ class TransferDevice:
         begun_ns = time.monotonic_ns()
         # The default stream may be the model's: a copy that waited for it would hide nothing.
         with self._backend.running():
-            copied = self._backend.copy(self._direction, operation.source, operation.target)
+            if self._loads is None:
+                copied = self._backend.copy(self._direction, operation.source, operation.target)
+            else:
+                copied = self._load(operation, self._loads.of(control.number))
         finished_ns = time.monotonic_ns()
         # Set-up lies before what will recur, as far as the lane can tell.
         setup_ns = min(copied.setup_ns, finished_ns - begun_ns)
         started_ns = max(begun_ns + setup_ns, finished_ns - copied.device_ns)
         return Timing(started_ns, finished_ns, setup_ns)
+
+    def _load(self, operation: Copy, load: LayerLoad) -> Copied:
+        try:
+            self._backend.load_layers(operation.source, operation.target, load=load)
+        except BaseException as error:
+            load.fail(error)  # whoever waits for a layer is not to wait for ever
+            raise
+        return load.finish()
 
     def close(self) -> None:
         """Let go of work buffers."""

@@ -2,6 +2,9 @@
 already there, and copies given by address, one by one, by rows with a pitch, or as one batch.
 
 A thread that calls the driver needs the device's context to be current: every method sees to that.
+A call of a microsecond or two keeps the interpreter's lock: to win it back from busy threads takes
+far longer. What takes longer, or comes many times in a row, lets go of it: the model's thread must
+not wait until all of a load is enqueued.
 Refuses to own memory or streams (PyTorch and `hw.pinned` do), and to be imported where there is no
 driver: `Driver(...)` raises InputError then.
 """
@@ -10,9 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Literal
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
 
 from hicache.errors import InputError, TransferError
 
@@ -20,13 +22,14 @@ Direction = Literal["d2h", "h2d"]
 
 _PORTABLE_AND_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP
 _MAX_PITCH = 11  # CU_DEVICE_ATTRIBUTE_MAX_PITCH
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _HOST, _DEVICE = 1, 2  # CU_MEMORYTYPE_*
 # After one of these the context is lost: no operation will ever work again.
 _FATAL = frozenset((214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719))
 
 
-class _Copy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D of cuda.h."""
+class RowCopy(ctypes.Structure):
+    """CUDA_MEMCPY2D of cuda.h. It is read when it is enqueued."""
 
     _fields_ = (
         ("source_x", ctypes.c_size_t),
@@ -65,6 +68,10 @@ class _Attributes(ctypes.Structure):
     )
 
 
+_IN_ORDER = _Attributes(order=1)
+_FIRST = ctypes.c_size_t(0)
+
+
 class Driver:
     """The CUDA driver, for device `ordinal`."""
 
@@ -75,6 +82,7 @@ class Driver:
         except OSError as error:
             raise InputError(f"no CUDA driver on this machine ({error})") from None
         self._threads = threading.local()
+        self._bind(ctypes.PyDLL("libcuda.so.1"))
         self._context = ctypes.c_void_p()
         device = ctypes.c_int()
         try:
@@ -87,7 +95,6 @@ class Driver:
         pitch = ctypes.c_int()
         self._call("cuDeviceGetAttribute", ctypes.byref(pitch), ctypes.c_int(_MAX_PITCH), device)
         self.max_pitch_bytes = pitch.value
-        self._batch, self._batch_has_fail_index = self._find_batch()
 
     @property
     def copies_batches(self) -> bool:
@@ -125,59 +132,134 @@ class Driver:
     def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
         """Enqueue one copy. Addresses are the host's and the device's alike."""
         self._enter()
-        self._call(
-            "cuMemcpyAsync",
-            ctypes.c_uint64(target),
-            ctypes.c_uint64(source),
-            ctypes.c_size_t(size_bytes),
-            ctypes.c_void_p(stream),
-        )
+        code = self._copy(target, source, size_bytes, stream)
+        if code:
+            self._refuse("cuMemcpyAsync", code)
 
-    def copy_rows(
+    def rows(
         self,
         direction: Direction,
-        device: tuple[int, int],
-        host: tuple[int, int],
+        pitches: tuple[int, int],
         width_bytes: int,
         height: int,
-        stream: int,
-    ) -> None:
-        """Enqueue `height` rows of `width_bytes`. `device` and `host` are (address, pitch)."""
-        self._enter()
-        ask = _Copy2D(width=width_bytes, height=height)
+    ) -> RowCopy:
+        """`height` rows of `width_bytes`, to be copied from anywhere to anywhere. `pitches`: the
+        device's and the host's.
+        """
+        ask = RowCopy(width=width_bytes, height=height)
         if direction == "h2d":
-            ask.source_kind, ask.source_host, ask.source_pitch = _HOST, *host
-            ask.target_kind, ask.target_device, ask.target_pitch = _DEVICE, *device
+            ask.source_kind, ask.target_kind = _HOST, _DEVICE
+            ask.target_pitch, ask.source_pitch = pitches
         else:
-            ask.source_kind, ask.source_device, ask.source_pitch = _DEVICE, *device
-            ask.target_kind, ask.target_host, ask.target_pitch = _HOST, *host
-        self._call("cuMemcpy2DAsync_v2", ctypes.byref(ask), ctypes.c_void_p(stream))
+            ask.source_kind, ask.target_kind = _DEVICE, _HOST
+            ask.source_pitch, ask.target_pitch = pitches
+        return ask
 
-    def copy_batch(
-        self, targets: np.ndarray, sources: np.ndarray, sizes: np.ndarray, stream: int
+    def copy_rows(
+        self, direction: Direction, rows: RowCopy, device: int, host: int, stream: int
     ) -> None:
+        """Enqueue the copy of rows that begin at these addresses."""
+        self._enter()
+        if direction == "h2d":
+            rows.source_host, rows.target_device = host, device
+        else:
+            rows.source_device, rows.target_host = device, host
+        code = self._copy_rows(ctypes.byref(rows), stream)
+        if code:
+            self._refuse("cuMemcpy2DAsync_v2", code)
+
+    def copy_batch(self, targets: int, sources: int, sizes: int, count: int, stream: int) -> None:
         """Enqueue many copies, in no order among themselves.
 
-        Three uint64 arrays of one length. Raises InputError where the driver has no such call.
+        Addresses of three uint64 arrays of `count`. Raises InputError where the driver has no such
+        call.
         """
         if self._batch is None:
             raise InputError("this CUDA driver copies no batches (12.8 and later do)")
         self._enter()
-        attributes = _Attributes(order=1)
-        first = ctypes.c_size_t(0)
-        failed = ctypes.c_size_t(0)
-        arguments: list[object] = [
-            ctypes.c_void_p(targets.ctypes.data),
-            ctypes.c_void_p(sources.ctypes.data),
-            ctypes.c_void_p(sizes.ctypes.data),
-            ctypes.c_size_t(len(targets)),
-            ctypes.byref(attributes),
-            ctypes.byref(first),
-            ctypes.c_size_t(1),
-        ]
+        # The same attributes for all, from the first copy on.
+        attributes, first = ctypes.byref(_IN_ORDER), ctypes.byref(_FIRST)
+        arguments = [targets, sources, sizes, count, attributes, first, 1]
         if self._batch_has_fail_index:
-            arguments.append(ctypes.byref(failed))
-        self._call(self._batch, *arguments, ctypes.c_void_p(stream))
+            arguments.append(ctypes.byref(ctypes.c_size_t(0)))
+        code = self._copy_batch(*arguments, stream)
+        if code:
+            self._refuse(self._batch, code)
+
+    def launch(
+        self, function: int, programs: int, threads: int, shared_bytes: int, stream: int,
+        arguments: ctypes.Array[ctypes.c_void_p],
+    ) -> None:  # fmt: skip
+        """Launch a kernel. arguments: the address of each argument; they are read at once."""
+        self._enter()
+        code = self._launch(
+            function, programs, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, None
+        )
+        if code:
+            self._refuse("cuLaunchKernel", code)
+
+    def is_idle(self, stream: int) -> bool:
+        """Whether a stream has done all it was given."""
+        self._enter()
+        code = self._query(stream)
+        if code not in (0, _NOT_READY):
+            self._refuse("cuStreamQuery", code)
+        return not code
+
+    def make_event(self) -> int:
+        """A new event that takes times. It lasts as long as the process."""
+        self._enter()
+        made = ctypes.c_void_p()
+        self._call("cuEventCreate", ctypes.byref(made), ctypes.c_uint(0))
+        assert made.value is not None
+        return made.value
+
+    def record(self, event: int, stream: int) -> None:
+        """Let an event happen at this point of a stream."""
+        self._enter()
+        code = self._record(event, stream)
+        if code:
+            self._refuse("cuEventRecord", code)
+
+    def elapsed_ns(self, begin: int, end: int) -> int:
+        """Block until `end` has happened; the device's time between the two."""
+        self._enter()
+        code = self._await(end)
+        if code:
+            self._refuse("cuEventSynchronize", code)
+        time_ms = ctypes.c_float()
+        code = self._elapsed(ctypes.byref(time_ms), begin, end)
+        if code:
+            self._refuse(self._elapsed_name, code)
+        return round(time_ms.value * 1e6)
+
+    def _bind(self, locked: ctypes.PyDLL) -> None:
+        """The calls that are made often, with their arguments' types; `locked`: the same library,
+        called with the interpreter's lock held.
+        """
+        address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
+
+        def bound(library: ctypes.CDLL, name: str, *types: Any) -> Callable[..., int]:
+            function = getattr(library, name)
+            function.argtypes = types
+            return function
+
+        self._copy = bound(locked, "cuMemcpyAsync", address, address, size, address)
+        self._copy_rows = bound(locked, "cuMemcpy2DAsync_v2", address, address)
+        self._launch = bound(
+            self._library, "cuLaunchKernel", address, *[number] * 7, address, address, address
+        )
+        self._query = bound(locked, "cuStreamQuery", address)
+        self._record = bound(locked, "cuEventRecord", address, address)
+        self._await = bound(self._library, "cuEventSynchronize", address)
+        names = ("cuEventElapsedTime_v2", "cuEventElapsedTime")
+        self._elapsed_name = next(name for name in names if hasattr(locked, name))
+        self._elapsed = bound(locked, self._elapsed_name, address, address, address)
+        self._batch, self._batch_has_fail_index = self._find_batch()
+        if self._batch is not None:
+            lists = [address, address, address, size, address, address, size]
+            lists += [address] if self._batch_has_fail_index else []
+            self._copy_batch = bound(self._library, self._batch, *lists, address)
 
     def _find_batch(self) -> tuple[str | None, bool]:
         """The batch call's name, and whether it takes the index of a failure (before 13.0)."""
@@ -197,9 +279,12 @@ class Driver:
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
-            message = f"{name}: {(text.value or b'error').decode()} ({code})"
-            if code in _FATAL:
-                raise RuntimeError(message)
-            raise TransferError(message)
+            self._refuse(name, code)
+
+    def _refuse(self, name: str, code: int) -> NoReturn:
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
+        message = f"{name}: {(text.value or b'error').decode()} ({code})"
+        if code in _FATAL:
+            raise RuntimeError(message)
+        raise TransferError(message)

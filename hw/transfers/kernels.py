@@ -18,23 +18,27 @@ copy a whole pool onto itself at the end, and with it undo what another thread w
 # pyright: reportOperatorIssue=false
 # In a kernel numbers, constants and tensors mix as Triton's compiler lets them.
 # ruff: noqa: N803  # what a kernel is compiled for is written in capitals, as Triton's users do
+import ctypes
+import struct
 import threading
 import time
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 from hicache.errors import InputError
-from hw.pools import KvLayout
+from hw.pools import DevicePool, KvLayout
+from hw.transfers.driver import Direction
+from hw.transfers.queues import CudaQueue, Listed, Queue
 
 # Held around every kernel that Triton's interpreter runs.
 INTERPRETER = threading.RLock()
 # A tile is 16 KiB: with 128 threads, 8 loads of 16 bytes each are under way in a thread.
 TILE_BYTES = 16 << 10
 WARPS = 4
+_INT32 = (1 << 31) - 1
 
 
 def _move_pages(
@@ -116,8 +120,6 @@ _compiled: Any = triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_ali
     _move_pages
 )
 _interpreted: Any = InterpretedFunction(_move_pages)
-# The versions of the kernel that this process has launched before.
-_launched: set[object] = set()
 
 
 class Tiling(NamedTuple):
@@ -160,72 +162,119 @@ def tiling(layout: KvLayout, tile_bytes: int = TILE_BYTES) -> Tiling:
     return Tiling(word * 8, vector, k_words, v_words, tile_words // cols, cols)
 
 
-def move_pages(
-    layout: KvLayout,
-    shape: Tiling,
-    *,
-    device_address: int,
-    packed_address: int,
-    device_pages: torch.Tensor,
-    packed_pages: torch.Tensor | None,
-    count: int,
-    pool_pages: int,
-    packed_stride_bytes: int,
-    to_device: bool,
-    first: int = 0,
-    layers: tuple[int, int] | None = None,
-    programs: int | None = None,
-    warps: int = WARPS,
-) -> int:
-    """Launch the kernel on the current stream (on CPU memory: run it). Returns what will not recur
-    of the call's time, in ns: compiling.
-
-    device_pages, packed_pages: int32 tensors on the device, of which [first, first + count) are
-    moved; packed_pages None: pages 0 .. count - 1 of the packed side. layers: (first, count).
-    packed_address: of layer 0 of the packed side's page 0, also where that side has fewer layers.
-    programs: at most so many; None: one for each tile.
+class Mover:
+    """The kernel over one device pool, for one thread at a time. All that is the same at every call
+    is worked out once: to launch a kernel through Triton takes longer than to gather a page.
     """
-    layer_first, layer_count = layers or (0, layout.layers)
-    if count == 0 or layer_count == 0:
-        return 0
-    word = shape.bits // 8
-    tiles = shape.tiles(count * layer_count)
-    arguments = (
-        device_address,
-        packed_address,
-        device_pages,
-        device_pages if packed_pages is None else packed_pages,
-        first,
-        count,
-        layer_first,
-        layer_count,
-        pool_pages,
-        layout.layers * pool_pages * shape.k_words,
-        packed_stride_bytes // word,
-    )
-    constants = {
-        "TO_DEVICE": to_device,
-        "DENSE": packed_pages is None,
-        "BITS": shape.bits,
-        "VECTOR": shape.vector,
-        "K_WORDS": shape.k_words,
-        "V_WORDS": shape.v_words,
-        "PARTS": shape.parts,
-        "ROWS": shape.rows,
-        "COLS": shape.cols,
-        "COL_TILES": shape.col_tiles,
-    }
-    grid = (tiles if programs is None else min(tiles, programs),)
-    if device_pages.device.type == "cpu":
-        with INTERPRETER:
-            _interpreted[grid](*arguments, **constants)
-        return 0
-    if isinstance(_compiled, InterpretedFunction):
-        raise InputError("TRITON_INTERPRET is set: the interpreter cannot reach a GPU's memory")
-    version = (shape, packed_pages is None, to_device, warps, device_pages.device)
-    start_ns = time.monotonic_ns()
-    _compiled[grid](*arguments, **constants, num_warps=warps)
-    if version in _launched:
-        return 0
-    _launched.add(version)
-    return time.monotonic_ns() - start_ns
+
+    def __init__(self, pool: DevicePool, shape: Tiling | None = None, warps: int = WARPS) -> None:
+        self.shape = shape or tiling(pool.layout)
+        self._layers = pool.layout.layers
+        self._warps = warps
+        self._device_address = pool.address
+        self._pool = (pool.pages, self._layers * pool.pages * self.shape.k_words)
+        self._word_bytes = self.shape.bits // 8
+        self._compiled: dict[tuple[bool, bool, bool], _Compiled | None] = {}
+
+    def move(
+        self,
+        direction: Direction,
+        queue: Queue,
+        device_pages: Listed,
+        packed_pages: Listed | None,
+        *,
+        packed_address: int,
+        packed_stride_bytes: int,
+        part: tuple[int, int] | None = None,
+        layers: tuple[int, int] | None = None,
+        programs: int | None = None,
+    ) -> int:
+        """Launch the kernel on a queue (on CPU memory: run it). Returns what will not recur of the
+        call's time, in ns: compiling.
+
+        part: (first, count) of the lists, all by default; packed_pages None: pages 0 .. count - 1
+        of the packed side. layers: (first, count). packed_address: of layer 0 of the packed side's
+        page 0, also where that side has fewer layers. programs: at most so many; None: one for each
+        tile.
+        """
+        first, count = part or (0, device_pages.pages)
+        layer_first, layer_count = layers or (0, self._layers)
+        if count == 0 or layer_count == 0:
+            return 0
+        packed = packed_pages or device_pages
+        tiles = self.shape.tiles(count * layer_count)
+        if programs is None or programs > tiles:
+            programs = tiles
+        numbers = (
+            first, count, layer_first, layer_count, *self._pool,
+            packed_stride_bytes // self._word_bytes,
+        )  # fmt: skip
+        addresses = (self._device_address, packed_address)
+        # Triton compiles for the size of the numbers it sees; of these one may have either.
+        kind = (direction == "h2d", packed_pages is None, packed_address > _INT32)
+        known = self._compiled.get(kind)
+        if known is not None and isinstance(queue, CudaQueue):
+            known.launch(
+                queue, programs, (*addresses, device_pages.address, packed.address, *numbers, 0, 0)
+            )
+            return 0
+        arguments = (*addresses, device_pages.tensor(), packed.tensor(), *numbers)
+        constants = {
+            "TO_DEVICE": kind[0], "DENSE": kind[1], "BITS": self.shape.bits,
+            "VECTOR": self.shape.vector, "K_WORDS": self.shape.k_words,
+            "V_WORDS": self.shape.v_words, "PARTS": self.shape.parts, "ROWS": self.shape.rows,
+            "COLS": self.shape.cols, "COL_TILES": self.shape.col_tiles,
+        }  # fmt: skip
+        if not isinstance(queue, CudaQueue):
+            with INTERPRETER:
+                _interpreted[(programs,)](*arguments, **constants)
+            return 0
+        if isinstance(_compiled, InterpretedFunction):
+            raise InputError("TRITON_INTERPRET is set: the interpreter cannot reach a GPU's memory")
+        start_ns = time.monotonic_ns()
+        with queue.running():
+            kernel = _compiled[(programs,)](*arguments, **constants, num_warps=self._warps)
+        if kind in self._compiled:
+            return 0
+        self._compiled[kind] = _Compiled.of(kernel, self._warps)
+        return time.monotonic_ns() - start_ns
+
+
+class _Compiled:
+    """A compiled version of the kernel, launched without Triton's launcher."""
+
+    def __init__(self, kernel: Any, warps: int, letters: list[str]) -> None:
+        """letters: the arguments' types, as `struct` names them."""
+        self._kernel = kernel  # keeps the code loaded
+        self._function: int = kernel.function
+        self._shared_bytes: int = kernel.metadata.shared
+        self._threads = 32 * warps
+        # Each argument at its own alignment, as in C; the driver reads them when it is called.
+        self._packing = struct.Struct("".join(letters))
+        self._buffer = ctypes.create_string_buffer(self._packing.size)
+        start = ctypes.addressof(self._buffer)
+        ends = [struct.calcsize("".join(letters[: place + 1])) for place in range(len(letters))]
+        self._places = (ctypes.c_void_p * len(letters))(
+            *[
+                start + end - struct.calcsize(letter)
+                for end, letter in zip(ends, letters, strict=True)
+            ]
+        )
+
+    @classmethod
+    def of(cls, kernel: Any, warps: int) -> "_Compiled | None":
+        """None where a Triton release has other arguments than those this file knows of: then
+        Triton launches, and it only takes longer.
+        """
+        kinds = [kind for kind in kernel.src.signature.values() if kind != "constexpr"]
+        known = {"i32": "i", "i64": "q", "*i32": "Q"}
+        if not set(kinds) <= set(known) or getattr(kernel.metadata, "global_scratch_size", 0):
+            return None
+        # At the end two addresses of scratch memory, which this kernel has no use for.
+        return cls(kernel, warps, [known[kind] for kind in kinds] + ["Q", "Q"])
+
+    def launch(self, queue: CudaQueue, programs: int, arguments: tuple[int, ...]) -> None:
+        self._packing.pack_into(self._buffer, 0, *arguments)
+        queue.driver.launch(
+            self._function, programs, self._threads, self._shared_bytes, queue.handle, self._places
+        )

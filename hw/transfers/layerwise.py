@@ -70,6 +70,13 @@ class LayerLoad:
             self._error = error
             self._changed.notify_all()
 
+    def give_up(self) -> None:
+        """The run is being stopped: a load that has not begun by now never will."""
+        with self._changed:
+            if self._queue is None and self._error is None:
+                self._error = TransferError("the run is being stopped")
+                self._changed.notify_all()
+
     def wait_layer(self, layer: int, stream: torch.cuda.Stream | None = None) -> None:
         """Let `stream` (the caller's current one) go on only when `layer` is there.
 

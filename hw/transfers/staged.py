@@ -1,57 +1,50 @@
-"""Copies through a work buffer on the device, so that what crosses PCIe is one plain piece.
+"""Copies through a work buffer on the device, so that what crosses PCIe is whole pages.
 
-    d2h   pages --gather kernel--> buffer --DMA--> L2 pages, or, where those are fragmented,
+    d2h   pages --gather kernel--> buffer --DMA--> L2 pages, or, where those are small,
                                            --DMA--> pinned buffer --CPU--> L2 pages
     h2d   the same backwards, with a scatter kernel
 
 A transfer is cut into chunks; with several buffers, the kernel of one chunk, the DMA of another and
 the CPU's share of a third run at once:
 
-    kernel  |0|1|2|     |3|             a buffer is used again once its DMA (d2h) or its scatter
-    DMA       |-0-|-1-|-2-|-3-|         (h2d) is over
-    CPU           |0| |1| |2| |3|       (fragmented only)
+    beside    |1|2|      |3|            a buffer is used again once its DMA (d2h) or its scatter
+    queue   |0|-0-|-1-|-2-|-3-|         (h2d) is over
+    CPU           |0| |1| |2| |3|       (small pages only)
 
-Buffers are made when first needed, and kept: that time is the operation's set-up. Refuses to copy
-by CPU what is long enough for a DMA of its own: `run_bytes`.
+DMAs run on the queue, kernels beside it, except where one waits for the other anyway: the first
+gather and the last scatter are on the queue too. Pages that lie apart cross as one batch of the
+driver's. How a transfer is cut, `chunks.py` says. Refuses to copy by CPU what is long enough for a
+DMA of its own: `run_bytes`.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from hw.pinned import PinnedMemory
 from hw.pools import DevicePool, HostPool
-from hw.transfers import kernels
-from hw.transfers.backend import Extent, Pages, TransferBackend, extents
+from hw.transfers.backend import TransferBackend
+from hw.transfers.chunks import Chunk, Cutter
+from hw.transfers.direct import send
 from hw.transfers.driver import Direction, Driver
 from hw.transfers.host_copy import HostCopier
+from hw.transfers.kernels import Mover
 from hw.transfers.layerwise import LayerLoad
-from hw.transfers.queues import Mark, Queue, Rows, make_queue
+from hw.transfers.lists import Lists
+from hw.transfers.queues import Batch, Listed, Mark, Queue, make_queue
+from hw.transfers.work_buffers import WorkBuffers
 
-CHUNK_BYTES = 16 << 20
-BUFFERS = 3
-# A DMA costs about a microsecond on its own; in that time 64 KiB cross a Gen5 link.
-RUN_BYTES = 128 << 10
+# Long enough that what lies between two DMAs, 4 us, does not count.
+CHUNK_BYTES = 32 << 20
+# Four: a scatter that waits for the model's kernels must not hold up the DMAs behind it.
+BUFFERS = 4
+# A DMA of its own costs about two microseconds, half of one in a batch; in that time 128 KiB, or
+# 32, cross a Gen5 link.
+RUN_BYTES, RUN_BYTES_IN_BATCH = 128 << 10, 32 << 10
 # A layer group is a compromise: the first layer is ready sooner, or fewer and larger DMAs.
-LAYER_GROUPS = 8
-
-
-class _Chunk(NamedTuple):
-    """`pages` pages of the lists, from place `first`.
-
-    runs: of host pages; an extent's `device` is its place in the buffer.
-    """
-
-    first: int
-    pages: int
-    runs: list[Extent]
-    fragmented: bool
+LAYER_GROUPS = 12
 
 
 class Staged(TransferBackend):
@@ -64,254 +57,216 @@ class Staged(TransferBackend):
         device_pool: DevicePool,
         host_pool: HostPool,
         driver: Driver | None = None,
+        queue: Queue | None = None,
         *,
         chunk_bytes: int = CHUNK_BYTES,
         buffers: int = BUFFERS,
-        run_bytes: int = RUN_BYTES,
+        run_bytes: int | None = None,
         copy_threads: int | None = None,
         layer_groups: int = LAYER_GROUPS,
     ) -> None:
-        super().__init__(device_pool, host_pool, driver)
+        super().__init__(device_pool, host_pool, driver, queue)
         assert buffers >= 1
-        self.chunk_pages = max(1, chunk_bytes // host_pool.page_bytes)
+        self._has_batches = driver is None or driver.copies_batches
+        if run_bytes is None:
+            run_bytes = RUN_BYTES_IN_BATCH if self._has_batches else RUN_BYTES
         self.layer_groups = layer_groups
-        self._buffers = buffers
-        self._run_bytes = run_bytes
-        self._tiling = kernels.tiling(self.layout)
-        self._dma = make_queue(device_pool.device, driver)
-        self._max_pitch = 1 << 62 if driver is None else driver.max_pitch_bytes
-        self._work: torch.Tensor | None = None
-        self._pinned: PinnedMemory | None = None
-        threads = copy_threads or min(8, os.cpu_count() or 1)
-        self._copier = HostCopier(threads)
+        self._stride = host_pool.page_bytes
+        chunk_pages = max(1, chunk_bytes // self._stride)
+        self.buffers = WorkBuffers(device_pool, host_pool, driver, chunk_pages, buffers)
+        self.cutter = Cutter(host_pool, self.buffers, run_bytes)
+        self._mover = Mover(device_pool)
+        self._beside = make_queue(device_pool.device, driver)
+        # Marks to be used again: of the last kernel beside the queue, and of each buffer.
+        self._ran: Mark | None = None
+        self._freed: list[Mark | None] = [None] * buffers
+        self._copier = HostCopier(copy_threads or min(8, os.cpu_count() or 1))
 
     def close(self) -> None:
         """Give the buffers back."""
         super().close()
         self._copier.close()
-        self._work = None
-        if self._pinned is not None:
-            self._pinned.close()
-            self._pinned = None
+        self.buffers.close()
 
     def _queues(self) -> tuple[Queue, ...]:
-        return (self.queue, self._dma)
+        return (self.queue, self._beside)
 
     # Whole pages ----------------------------------------------------------------------------
 
-    def _move(self, direction: Direction, pages: Pages) -> int:
-        chunks = self._chunks(pages)
-        setup_ns = self._prepare(any(chunk.fragmented for chunk in chunks))
-        lists = self._lists(pages)
-        self._dma.wait(self.queue.mark())
-        if direction == "d2h":
-            return setup_ns + self._store(chunks, lists[0])
-        return setup_ns + self._load(chunks, lists[0])
+    def _move(self, direction: Direction, lists: Lists) -> int:
+        setup_ns = self.buffers.prepare_work(self.queue)
+        borders = self.cutter.borders(direction, lists.pages)
+        return setup_ns + (self._store if direction == "d2h" else self._load)(lists, borders)
 
-    def _store(self, chunks: list[_Chunk], device_pages: torch.Tensor) -> int:
-        setup_ns = 0
-        sent: dict[int, Mark] = {}  # buffer -> its last DMA
-        arriving: deque[tuple[int, Mark, _Chunk]] = deque()
-        last: Mark | None = None
-        for number, chunk in enumerate(chunks):
-            buffer = number % self._buffers
-            if buffer in sent:
-                self.queue.wait(sent[buffer])
-            setup_ns += self._launch("d2h", chunk, device_pages, buffer)
-            self._dma.wait(self.queue.mark())
-            self._transfer("d2h", chunk, buffer)
-            last = sent[buffer] = self._dma.mark()
+    def _store(self, lists: Lists, borders: list[int]) -> int:
+        (listed,) = self.queue.upload(lists.arrays().device)
+        setup_ns, count = 0, len(borders) - 1
+        arriving: deque[Chunk] = deque()
+        for chunk in self.cutter.chunks("d2h", lists, borders):
+            number, buffer = chunk.number, chunk.buffer
+            if number == 0:
+                # The queue goes on to this chunk's DMA: nothing to wait for.
+                setup_ns += self._launch("d2h", chunk, listed, self.queue)
+                if count > 1:
+                    self._ran = self.queue.mark(self._ran)  # the list is there, too
+                    self._beside.wait(self._ran)
+            else:
+                if number >= self.buffers.count:
+                    self._beside.wait(self._mark_of(buffer))
+                setup_ns += self._launch("d2h", chunk, listed, self._beside)
+                self._ran = self._beside.mark(self._ran)
+                self.queue.wait(self._ran)
+            setup_ns += self._transfer("d2h", chunk)
+            if chunk.fragmented or number + self.buffers.count < count:
+                self._freed[buffer] = self.queue.mark(self._freed[buffer])
             if chunk.fragmented:
-                arriving.append((number, last, chunk))
+                arriving.append(chunk)
             # The next chunk's buffer must be empty by then; after the last one, all of them.
-            keep = number + 1 - self._buffers if number + 1 < len(chunks) else number
-            while arriving and arriving[0][0] <= keep:
-                self._unpack(*arriving.popleft())
-        assert last is not None
-        self.queue.wait(last)
+            keep = number + 1 - self.buffers.count if number + 1 < count else number
+            while arriving and arriving[0].number <= keep:
+                done = arriving.popleft()
+                self._mark_of(done.buffer).synchronize()
+                self._copier.copy(self._moves(done))
         return setup_ns
 
-    def _load(self, chunks: list[_Chunk], device_pages: torch.Tensor) -> int:
-        setup_ns = 0
-        sent: dict[int, Mark] = {}
-        emptied: dict[int, Mark] = {}  # buffer -> its last scatter
-        for number, chunk in enumerate(chunks):
-            buffer = number % self._buffers
+    def _load(self, lists: Lists, borders: list[int]) -> int:
+        setup_ns, last = 0, len(borders) - 2
+        sent: dict[int, Mark] = {}  # buffer of the CPU's -> its last DMA
+        listed: Listed | None = None
+        for chunk in self.cutter.chunks("h2d", lists, borders):
+            number, buffer = chunk.number, chunk.buffer
             if chunk.fragmented:
+                setup_ns += self.buffers.prepare_pinned()
                 if buffer in sent:
                     sent[buffer].synchronize()
-                self._pack(chunk, buffer)
-            if buffer in emptied:
-                self._dma.wait(emptied[buffer])
-            self._transfer("h2d", chunk, buffer)
-            sent[buffer] = self._dma.mark()
-            self.queue.wait(sent[buffer])
-            setup_ns += self._launch("h2d", chunk, device_pages, buffer)
-            emptied[buffer] = self.queue.mark()
+                self._copier.copy([(there, page, size) for page, there, size in self._moves(chunk)])
+            if number >= self.buffers.count:
+                self.queue.wait(self._mark_of(buffer))
+            setup_ns += self._transfer("h2d", chunk)
+            if listed is None:
+                # While the first DMA runs. Nothing else was given to the side since the last copy.
+                (listed,) = self._beside.upload(lists.arrays().device)
+            if chunk.fragmented:
+                sent[buffer] = self.queue.mark()
+            if number < last:
+                self._ran = self.queue.mark(self._ran)
+                self._beside.wait(self._ran)
+                setup_ns += self._launch("h2d", chunk, listed, self._beside)
+                self._freed[buffer] = self._beside.mark(self._freed[buffer])
+                continue
+            # Behind its DMA on the queue; the list, and all other scatters, are beside it.
+            self._freed[buffer] = self._beside.mark(self._freed[buffer])
+            self.queue.wait(self._mark_of(buffer))
+            setup_ns += self._launch("h2d", chunk, listed, self.queue)
         return setup_ns
 
-    def _chunks(self, pages: Pages) -> list[_Chunk]:
-        total, found = len(pages.host), []
-        for first in range(0, total, self.chunk_pages):
-            count = min(self.chunk_pages, total - first)
-            runs = self._host_runs(pages.host[first : first + count])
-            fragmented = count * self.host_pool.page_bytes < len(runs) * self._run_bytes
-            # One page alone is consecutive, however small.
-            found.append(_Chunk(first, count, runs, fragmented and len(runs) > 1))
-        return found
+    def _mark_of(self, buffer: int) -> Mark:
+        mark = self._freed[buffer]
+        assert mark is not None
+        return mark
 
-    def _host_runs(self, host: np.ndarray) -> list[Extent]:
-        places = np.arange(len(host), dtype=np.int64)
-        return extents(Pages(places, host), self.host_pool.pages_per_chunk)
-
-    def _transfer(self, direction: Direction, chunk: _Chunk, buffer: int) -> None:
-        """The DMA between the device's buffer and the host's pages, or the host's buffer."""
-        stride, work = self.host_pool.page_bytes, self._work_address(buffer)
+    def _transfer(self, direction: Direction, chunk: Chunk) -> int:
+        """The DMAs between the device's buffer and the host's pages, or the host's buffer. Returns
+        the set-up, in ns.
+        """
+        setup_ns = 0
+        batch = chunk.batch
         if chunk.fragmented:
-            pairs = [(work, self._pinned_address(buffer), chunk.pages * stride)]
-        else:
-            pairs = [
-                (
-                    work + run.device * stride,
-                    self.host_pool.page_address(run.host),
-                    run.pages * stride,
-                )
-                for run in chunk.runs
-            ]
-        for device, host, size_bytes in pairs:
-            if direction == "h2d":
-                self._dma.copy(device, host, size_bytes)
-            else:
-                self._dma.copy(host, device, size_bytes)
-
-    def _pack(self, chunk: _Chunk, buffer: int) -> None:
-        self._copier.copy([(there, page, size) for page, there, size in self._moves(chunk, buffer)])
-
-    def _unpack(self, number: int, arrived: Mark, chunk: _Chunk) -> None:
-        arrived.synchronize()
-        self._copier.copy(self._moves(chunk, number % self._buffers))
-
-    def _moves(self, chunk: _Chunk, buffer: int) -> list[tuple[int, int, int]]:
-        """(address of a run of pages, address in the pinned buffer, bytes)."""
-        stride, pinned = self.host_pool.page_bytes, self._pinned_address(buffer)
-        return [
-            (
-                self.host_pool.page_address(run.host),
-                pinned + run.device * stride,
-                run.pages * stride,
+            setup_ns = self.buffers.prepare_pinned()
+            there, here = (
+                self.buffers.work_address(chunk.buffer),
+                self.buffers.pinned_address(chunk.buffer),
             )
-            for run in chunk.runs
-        ]
+            target, source = (there, here) if direction == "h2d" else (here, there)
+            self.queue.copy(target, source, chunk.pages * self._stride)
+        elif self._has_batches and len(batch) > 1:
+            send(self.queue, batch)
+        else:
+            for run in range(len(batch)):
+                self.queue.copy(
+                    int(batch.targets[run]), int(batch.sources[run]), int(batch.sizes[run])
+                )
+        return setup_ns
 
-    def _launch(
-        self, direction: Direction, chunk: _Chunk, device_pages: torch.Tensor, buffer: int
-    ) -> int:
+    def _moves(self, chunk: Chunk) -> list[tuple[int, int, int]]:
+        return chunk.moves(self.buffers.pinned_address(chunk.buffer), self._stride)
+
+    def _launch(self, direction: Direction, chunk: Chunk, listed: Listed, queue: Queue) -> int:
         return self._kernel(
             direction,
-            device_pages,
+            listed,
             (chunk.first, chunk.pages),
-            self._work_address(buffer),
-            self.host_pool.page_bytes,
+            self.buffers.work_address(chunk.buffer),
+            self._stride,
             (0, self.layout.layers),
+            queue,
         )
 
     # Groups of layers -----------------------------------------------------------------------
 
-    def _move_layers(self, pages: Pages, load: LayerLoad) -> int:
-        setup_ns = self._prepare(needs_pinned=False)
-        lists = self._lists(pages)
-        self._dma.wait(self.queue.mark())
+    def _move_layers(self, lists: Lists, load: LayerLoad) -> int:
+        setup_ns = self.buffers.prepare_work(self.queue)
+        pages = lists.arrays()
+        self._ran = self.queue.mark(self._ran)
+        self._beside.wait(self._ran)
+        (listed,) = self.queue.upload(pages.device)
         layers = self.layout.layers
         size = -(-layers // min(self.layer_groups, layers))
-        emptied: dict[int, Mark] = {}
         number = 0
         for first in range(0, layers, size):
             group = (first, min(size, layers - first))
             row_bytes = group[1] * self.layout.layer_bytes
-            step = self.chunk_pages * self.host_pool.page_bytes // row_bytes
-            for start in range(0, len(pages.host), step):
-                part = (start, min(step, len(pages.host) - start))
-                buffer = number % self._buffers
+            step = self.buffers.chunk_pages * self._stride // row_bytes
+            for start in range(0, lists.pages, step):
+                part = (start, min(step, lists.pages - start))
+                buffer = number % self.buffers.count
+                if number >= self.buffers.count:
+                    self._beside.wait(self._mark_of(buffer))
                 number += 1
-                if buffer in emptied:
-                    self._dma.wait(emptied[buffer])
                 self._transfer_group(pages.host[start : start + part[1]], group, buffer)
-                self.queue.wait(self._dma.mark())
+                self._ran = self._beside.mark(self._ran)
+                self.queue.wait(self._ran)
                 # The buffer has no layers before the group: layer 0 would begin before it.
-                base = self._work_address(buffer) - first * self.layout.layer_bytes
-                setup_ns += self._kernel("h2d", lists[0], part, base, row_bytes, group)
-                emptied[buffer] = self.queue.mark()
+                base = self.buffers.work_address(buffer) - first * self.layout.layer_bytes
+                setup_ns += self._kernel("h2d", listed, part, base, row_bytes, group, self.queue)
+                self._freed[buffer] = self.queue.mark(self._freed[buffer])
             load.loaded(group[1])
         return setup_ns
 
     def _transfer_group(self, host: np.ndarray, group: tuple[int, int], buffer: int) -> None:
+        """The DMAs, beside the queue, of some layers of some pages: a row for each page."""
         row_bytes = group[1] * self.layout.layer_bytes
-        stride = self.host_pool.page_bytes
-        for run in self._host_runs(host):
-            rows = Rows(
-                self._work_address(buffer) + run.device * row_bytes,
-                row_bytes,
-                self.host_pool.piece_address(0, group[0], run.host),
-                stride,
-                row_bytes,
-                run.pages,
-            )
-            if run.pages > 1 and stride <= self._max_pitch:
-                self._dma.copy_rows("h2d", rows)
-                continue
-            for row in range(run.pages):
-                self._dma.copy(rows.device + row * row_bytes, rows.host + row * stride, row_bytes)
-
-    # Buffers --------------------------------------------------------------------------------
+        sources = self.host_pool.piece_address(0, group[0], 0) + host * self._stride
+        rows = Batch.of(
+            self.buffers.work_address(buffer) + np.arange(len(host), dtype=np.int64) * row_bytes,
+            sources,
+            np.full(len(host), row_bytes),
+        )
+        if self._has_batches and len(rows) > 1:
+            send(self._beside, rows)
+            return
+        for row in range(len(rows)):
+            self._beside.copy(int(rows.targets[row]), int(rows.sources[row]), row_bytes)
 
     def _kernel(
         self,
         direction: Direction,
-        device_pages: torch.Tensor,
+        listed: Listed,
         part: tuple[int, int],
         packed_address: int,
         packed_stride_bytes: int,
         layers: tuple[int, int],
+        queue: Queue,
     ) -> int:
-        with self.queue.running():
-            return kernels.move_pages(
-                self.layout,
-                self._tiling,
-                device_address=self.device_pool.address,
-                packed_address=packed_address,
-                device_pages=device_pages,
-                packed_pages=None,
-                first=part[0],
-                count=part[1],
-                pool_pages=self.device_pool.pages,
-                packed_stride_bytes=packed_stride_bytes,
-                to_device=direction == "h2d",
-                layers=layers,
-                # One for each tile; the interpreter's cost by the program.
-                programs=None if self.driver is not None else 1,
-            )
-
-    def _prepare(self, needs_pinned: bool) -> int:
-        """Make the buffers that are not there yet. Returns how long that took, in ns."""
-        if self._work is not None and (self._pinned is not None or not needs_pinned):
-            return 0
-        start_ns = time.monotonic_ns()
-        size_bytes = self._buffers * self.chunk_pages * self.host_pool.page_bytes
-        if self._work is None:
-            with self.queue.running():
-                self._work = torch.empty(
-                    size_bytes, dtype=torch.uint8, device=self.device_pool.device
-                )
-        if needs_pinned and self._pinned is None:
-            # One chunk: a DMA must not lie across two pinned pieces.
-            self._pinned = PinnedMemory(size_bytes, self.driver, chunk_bytes=size_bytes + 4096)
-        return time.monotonic_ns() - start_ns
-
-    def _work_address(self, buffer: int) -> int:
-        assert self._work is not None
-        step = self.chunk_pages * self.host_pool.page_bytes
-        return self._work.data_ptr() + buffer * step
-
-    def _pinned_address(self, buffer: int) -> int:
-        assert self._pinned is not None
-        return self._pinned.address + buffer * self.chunk_pages * self.host_pool.page_bytes
+        return self._mover.move(
+            direction,
+            queue,
+            listed,
+            None,
+            packed_address=packed_address,
+            packed_stride_bytes=packed_stride_bytes,
+            part=part,
+            layers=layers,
+            # One for each tile; the interpreter's cost by the program.
+            programs=None if self.driver is not None else 1,
+        )

@@ -15,11 +15,12 @@ import torch
 
 from hicache.errors import TransferError
 from hw.pools import DevicePool, HostPool
-from hw.transfers import kernels
-from hw.transfers.backend import Copied, Pages, TransferBackend
+from hw.transfers.backend import Copied, TransferBackend
 from hw.transfers.driver import Direction, Driver
+from hw.transfers.kernels import TILE_BYTES, WARPS, Mover, tiling
 from hw.transfers.layerwise import LayerLoad
-from hw.transfers.queues import Mark
+from hw.transfers.lists import Lists
+from hw.transfers.queues import Listed, Mark, Queue
 
 PROGRAMS = 32
 
@@ -34,16 +35,16 @@ class ZeroCopy(TransferBackend):
         device_pool: DevicePool,
         host_pool: HostPool,
         driver: Driver | None = None,
+        queue: Queue | None = None,
         *,
         programs: int = PROGRAMS,
-        tile_bytes: int = kernels.TILE_BYTES,
-        warps: int = kernels.WARPS,
+        tile_bytes: int = TILE_BYTES,
+        warps: int = WARPS,
     ) -> None:
-        super().__init__(device_pool, host_pool, driver)
+        super().__init__(device_pool, host_pool, driver, queue)
         # The interpreter's programs run one after the other and cost by the program.
         self.programs = programs if driver is not None else 1
-        self.warps = warps
-        self._tiling = kernels.tiling(self.layout, tile_bytes)
+        self._mover = Mover(device_pool, tiling(self.layout, tile_bytes), warps)
 
     def copy_listed(
         self,
@@ -64,43 +65,36 @@ class ZeroCopy(TransferBackend):
         with self._lock:
             setup_ns = self.host_pool.pin(0, self.host_pool.pages)
             # On the caller's stream, so before that stream is waited for.
-            lists = (device_pages.contiguous(), host_pages.contiguous())
+            lists = [Listed.of(each.contiguous()) for each in (device_pages, host_pages)]
             self._wait_for_inputs(inputs)
-            begin = self.queue.mark()
-            self._launch(direction, lists, (0, self.layout.layers))
-            end = self.queue.mark()
-            end.synchronize()
-            return Copied(self.queue.elapsed_ns(begin, end), setup_ns)
+            self.queue.start()
+            setup_ns += self._launch(direction, lists, (0, self.layout.layers))
+            return Copied(self.queue.stop(), setup_ns)
 
-    def _move(self, direction: Direction, pages: Pages) -> int:
-        return self._launch(direction, self._lists(pages), (0, self.layout.layers))
+    def _move(self, direction: Direction, lists: Lists) -> int:
+        layers = (0, self.layout.layers)
+        return self._launch(direction, self.queue.upload(*lists.arrays()), layers)
 
-    def _move_layers(self, pages: Pages, load: LayerLoad) -> int:
-        lists, setup_ns = self._lists(pages), 0
+    def _move_layers(self, lists: Lists, load: LayerLoad) -> int:
+        listed, setup_ns = self.queue.upload(*lists.arrays()), 0
         for layer in range(self.layout.layers):
-            setup_ns += self._launch("h2d", lists, (layer, 1))
+            setup_ns += self._launch("h2d", listed, (layer, 1))
             load.loaded()
         return setup_ns
 
     def _launch(
         self,
         direction: Direction,
-        lists: tuple[torch.Tensor, torch.Tensor],
+        lists: list[Listed],
         layers: tuple[int, int],
     ) -> int:
-        with self.queue.running():
-            return kernels.move_pages(
-                self.layout,
-                self._tiling,
-                device_address=self.device_pool.address,
-                packed_address=self.host_pool.address,
-                device_pages=lists[0],
-                packed_pages=lists[1],
-                count=lists[0].shape[0],
-                pool_pages=self.device_pool.pages,
-                packed_stride_bytes=self.host_pool.page_bytes,
-                to_device=direction == "h2d",
-                layers=layers,
-                programs=self.programs,
-                warps=self.warps,
-            )
+        return self._mover.move(
+            direction,
+            self.queue,
+            lists[0],
+            lists[1],
+            packed_address=self.host_pool.address,
+            packed_stride_bytes=self.host_pool.page_bytes,
+            layers=layers,
+            programs=self.programs,
+        )

@@ -18,7 +18,7 @@ for folder in (TESTS, TESTS / "hicache"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from adversarial_lanes import TIER_OF, Fate, Memory, in_turn, pages_of  # noqa: E402
+from adversarial_lanes import TIER_OF, Fate, Memory, can_fail, in_turn, pages_of  # noqa: E402
 from engine_runs import MOST_EVENTS, call_at, watch_memory  # noqa: E402
 from simpy import Environment  # noqa: E402
 from small_workloads import Workload  # noqa: E402
@@ -158,7 +158,7 @@ class VirtualMachine:
         self, job: Job, fate: Fate, started: int, finished: int, ends: tuple[int, ...]
     ) -> None:
         number, operation = job.pending.number, job.operation
-        fails = fate.fails and isinstance(operation, Copy)
+        fails = fate.fails and can_fail(operation)
         if self.memory is not None and isinstance(operation, Copy):
             self.memory.end(number, arrived=not fails)
         del self.under_way[number]

@@ -14,10 +14,12 @@ from live_runs import Workload  # makes the engine's test helpers importable
 from small_workloads import Call
 
 from hicache.engine import Engine
+from hicache.operations import Prefill
 from hicache.options import CacheOptions, EngineOptions, RestoreOptions, SchedulerOptions
-from hicache.record import Recorder
+from hicache.record import Record, Recorder
 from hw.lanes import LiveLanes
 from hw.live import LiveEnvironment, run_live
+from hw.loads import LoadBook
 from hw.machine import ThreadMachine
 from hw.pools import DevicePool, HostPool, KvLayout
 from hw.steps import StepsOf
@@ -62,8 +64,11 @@ class Machine:
         )  # fmt: skip
         reader, writer = self.store.devices()
         self.gpu = make_gpu(device_pool)
+        loads = LoadBook(layout.layers) if options.restore.layerwise else None
+        if loads is not None:
+            self.gpu.loads_of = lambda number: loads.of(number).wait_layer
         devices = {
-            "gpu": self.gpu, "h2d": TransferDevice(copies[0], "h2d"),
+            "gpu": self.gpu, "h2d": TransferDevice(copies[0], "h2d", loads),
             "d2h": TransferDevice(copies[1], "d2h"), "s2h": reader, "h2s": writer,
         }  # fmt: skip
         self.env = LiveEnvironment(ThreadMachine())
@@ -71,7 +76,7 @@ class Machine:
         queues = {
             name: WorkQueue(name, [device], self.env.machine) for name, device in devices.items()
         }
-        self.lanes = LiveLanes(self.env, queues, steps_of)
+        self.lanes = LiveLanes(self.env, queues, steps_of, loads)
         self.lines: list[str] = []
         recorder = Recorder(self.env, self.lanes, self.lines.append, "synthetic")
         self.engine = steps_of.engine = Engine(self.env, recorder, options)
@@ -83,6 +88,19 @@ class Machine:
             self.lanes.close()
             self.host_pool.close()
 
+    def overlapped(self) -> list[tuple[Prefill, int, int]]:
+        """The prefills that named a load, and by how much it was under way before each began and
+        ended, in ns (less than 0: it was not).
+        """
+        endings = Record(self.lines).endings
+        found: list[tuple[Prefill, int, int]] = []
+        for kind, _, operation, *times in endings.values():
+            if kind == "done" and isinstance(operation, Prefill) and operation.load >= 0:
+                load = endings[operation.load]
+                if load[0] == "done":
+                    found.append((operation, load[5] - times[1], times[2] - load[5]))
+        return found
+
     def copied(self) -> Counter[str]:
         """Copies of each direction."""
         counts: Counter[str] = Counter()
@@ -92,11 +110,12 @@ class Machine:
         return counts
 
 
-def conversations(turns: int = 3) -> Workload:
-    """Prefixes that come back after they had to leave L1, and L2."""
+def conversations(turns: int = 3, **restore: object) -> Workload:
+    """Prefixes that come back after they had to leave L1, and L2; restored always, and as said."""
     options = EngineOptions(
         page_size_tokens=4, bytes_per_token=1, device_pages=16, host_pages=16, storage_pages=60,
-        cache=CacheOptions(eviction_granularity="page"), restore=RestoreOptions(policy="always"),
+        cache=CacheOptions(eviction_granularity="page"),
+        restore=RestoreOptions(policy="always", **restore),
         scheduler=SchedulerOptions(chunk_tokens=12, mixed_chunk=True), page_ids="named",
     )  # fmt: skip
     calls = [

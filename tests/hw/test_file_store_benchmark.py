@@ -11,7 +11,7 @@ import pytest
 from file_store_helpers import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_benchmark_measures_every_row_and_leaves_nothing_behind(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     folder = tmp_path / "disk"
@@ -29,7 +29,7 @@ def test_the_benchmark_measures_every_row_and_leaves_nothing_behind(tmp_path: Pa
     assert "HOLDS" not in done.stdout
     assert "MISSED" not in done.stdout, "a smoke run judges nothing"
     result = json.loads(out.read_text())
-    assert len(result["rows"]) + len(result["skipped"]) == 42
+    assert len(result["rows"]) + len(result["skipped"]) == 45
     assert {row["backend"] for row in result["rows"]} >= {"pread"}
     assert all(row["gib_s"] > 0 and row["loop_gib_s"] > 0 for row in result["rows"])
     for line in result["skipped"]:

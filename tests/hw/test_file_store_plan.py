@@ -5,21 +5,30 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
 from file_store_helpers import runs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hicache.allocator import extents as count_extents
+from hw.storage import plan
 from hw.storage.crew import Crew
 from hw.storage.plan import (
     ROUND_BYTES,
     SMALLEST_REQUEST_BYTES,
-    Extent,
+    as_array,
+    in_parts,
     merge,
     request_size,
     requests,
 )
+
+
+def merged(slots, pages):
+    """The extents of two page lists, as lists."""
+    return merge(as_array(slots), as_array(pages)).tolist()
+
 
 lists = st.integers(0, 40).flatmap(
     lambda n: st.tuples(*[st.permutations(range(50)).map(lambda p: list(p[:n]))] * 2)
@@ -41,7 +50,7 @@ def _same_length(pair):
 @given(st.one_of(lists, piecewise).map(_same_length))
 def test_extents_are_the_same_pages_in_order_and_as_few_as_can_be(pair):
     slots, pages = pair
-    extents = merge(runs(slots), runs(pages))
+    extents = merged(runs(slots), runs(pages))
     assert [s + i for s, _, n in extents for i in range(n)] == slots
     assert [p + i for _, p, n in extents for i in range(n)] == pages
     breaks = sum(
@@ -52,18 +61,39 @@ def test_extents_are_the_same_pages_in_order_and_as_few_as_can_be(pair):
         assert len(extents) == count_extents(runs(slots), runs(pages))
 
 
+@given(st.one_of(lists, piecewise).map(_same_length), st.integers(1, 9))
+def test_parts_are_the_whole_lists_in_order(pair, most):
+    slots, pages = map(runs, pair)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "PART_RUNS", most)
+        parts = [merge(*part).tolist() for part in in_parts(slots, pages)]
+    extents = [extent for part in parts for extent in part]
+    assert [s + i for s, _, n in extents for i in range(n)] == pair[0]
+    assert [p + i for _, p, n in extents for i in range(n)] == pair[1]
+    if all(n == 1 for _, n in (*slots, *pages)):
+        assert len(parts) == max(1, -(-len(slots) // most)), "as large as they may be"
+
+
+def test_lists_of_different_lengths_are_a_bug_in_a_later_part_too(monkeypatch):
+    monkeypatch.setattr(plan, "PART_RUNS", 2)
+    slots = tuple((i, 1) for i in range(5))
+    for pages in (slots[:4], slots[:2], (*slots, (9, 1))):
+        with pytest.raises(AssertionError, match="different lengths"):
+            [merge(*part) for part in in_parts(slots, pages)]
+
+
 def test_runs_that_meet_are_one_extent_however_they_are_written():
-    assert merge(((0, 2), (2, 3)), ((7, 1), (8, 4))) == [Extent(0, 7, 5)]
-    assert merge(((0, 2), (5, 0), (2, 1)), ((7, 3),)) == [Extent(0, 7, 3)]
-    assert merge((), ()) == []
-    assert merge(((4, 0),), ()) == []
+    assert merged(((0, 2), (2, 3)), ((7, 1), (8, 4))) == [[0, 7, 5]]
+    assert merged(((0, 2), (5, 0), (2, 1)), ((7, 3),)) == [[0, 7, 3]]
+    assert merged((), ()) == []
+    assert merged(((4, 0),), ()) == []
 
 
 def test_lists_of_different_lengths_are_a_bug():
     with pytest.raises(AssertionError):
-        merge(((0, 2),), ((0, 3),))
+        merged(((0, 2),), ((0, 3),))
     with pytest.raises(AssertionError):
-        merge((), ((0, 1),))
+        merged((), ((0, 1),))
 
 
 @given(
@@ -73,7 +103,8 @@ def test_lists_of_different_lengths_are_a_bug():
     st.sampled_from([1 << 20, 1 << 22, 1 << 62]),
 )
 def test_requests_cover_the_extents_once_and_keep_to_both_limits(extents, page, most, fence):
-    made = requests([Extent(*e) for e in extents], page, most, fence)
+    rows = np.array(extents, np.int64).reshape(-1, 3)
+    made = requests(rows, page, most, fence).tolist()
     assert all(0 < size <= most for _, _, size in made)
     assert all(m // fence == (m + size - 1) // fence for _, m, size in made)
     glued: list[list[int]] = []
@@ -148,4 +179,66 @@ def test_a_crew_raises_only_when_no_part_is_under_way_and_begins_no_further_one(
     done: list[int] = []
     crew.each(done.append, range(10))  # and goes on
     assert sorted(done) == list(range(10))
+    crew.close()
+
+
+def test_a_crew_works_on_a_list_while_the_next_one_is_made():
+    crew = Crew("test", 3)
+    done: list[int] = []
+    seen: list[int] = []
+
+    def lists():
+        yield range(4)
+        deadline = time.monotonic() + 10
+        while len(done) < 4 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        seen.append(len(done))
+        yield range(4, 4)
+        yield range(4, 9)
+
+    crew.stream(done.append, lists())
+    assert seen == [4], "helpers began before the second list was there"
+    assert sorted(done) == list(range(9))
+    for few in ((), ((),), ((), range(3)), (range(1),), (range(1), range(1, 3))):
+        done.clear()
+        crew.stream(done.append, few)
+        assert sorted(done) == list(range(sum(map(len, few))))
+    crew.close()
+
+
+def test_a_crew_asks_for_no_further_list_after_an_error():
+    crew = Crew("test", 3)
+    asked: list[int] = []
+
+    def lists():
+        for number in range(50):
+            asked.append(number)
+            yield (number, number)
+            time.sleep(0.002)
+
+    def work(part: int) -> None:
+        raise ValueError(part)
+
+    with pytest.raises(ValueError, match="0"):
+        crew.stream(work, lists())
+    assert len(asked) < 50
+    crew.close()
+
+
+def test_a_list_that_cannot_be_made_is_raised_when_nothing_is_under_way():
+    crew = Crew("test", 3)
+    begun, ended = [], []
+
+    def work(part: int) -> None:
+        begun.append(part)
+        time.sleep(0.02)
+        ended.append(part)
+
+    def lists():
+        yield range(6)
+        raise KeyError("no plan")
+
+    with pytest.raises(KeyError):
+        crew.stream(work, lists())
+    assert sorted(begun) == sorted(ended) == list(range(6))
     crew.close()

@@ -147,6 +147,32 @@ def test_a_killed_run_leaves_a_path_that_the_next_run_can_have(tmp_path, backend
     store.close()
 
 
+@pytest.mark.parametrize("room", ["reserved", "sparse"])
+@pytest.mark.parametrize("before", ["nothing", "a larger L3", "a smaller L3"])
+def test_so_does_one_that_is_killed_while_the_file_gets_its_size(tmp_path, before, room):
+    path = tmp_path / "l3"
+    if before != "nothing":
+        open_store(path, 9 if before == "a larger L3" else 2).close()
+    dying = OPEN.replace("import sys", "import os, sys").replace("workers=2", f"room={room!r}")
+    dying = dying.replace("store = ", f"""
+real, left = os.{"posix_fallocate" if room == "reserved" else "ftruncate"}, [2]
+def then_die(*arguments):
+    real(*arguments)
+    left[0] -= 1
+    if not left[0] or {room!r} == "reserved":
+        os.kill(os.getpid(), 9)
+os.posix_fallocate = os.ftruncate = then_die
+store = """.replace("os.posix_fallocate = os.ftruncate", {
+        "reserved": "os.posix_fallocate", "sparse": "os.ftruncate"}[room]))  # fmt: skip
+    killed = python(dying, path, wait=False)
+    killed.communicate(timeout=20)
+    assert killed.returncode == -signal.SIGKILL
+    assert path.stat().st_size >= 4 * PAGE
+    store = open_store(path)
+    store.write(((0, 4),), ((0, 4),))
+    store.close()
+
+
 @needs_io_uring
 def test_a_ring_does_not_keep_the_lock_of_a_closed_store(tmp_path, monkeypatch):
     if not have_direct(tmp_path):
@@ -396,7 +422,8 @@ def test_a_file_system_without_o_direct_is_told(tmp_path, monkeypatch):
     [
         (
             {"backend": "mmap"},
-            "the back-end is 'mmap'; allowed are pread, direct, io_uring, io_uring_cached, gds",
+            "the back-end is 'mmap'; allowed are auto, pread, direct, io_uring, io_uring_cached, "
+            "gds",
         ),
         ({"checksum": "md5"}, "checksum is 'md5'; allowed are none, crc32"),
         ({"room": "none"}, "room is 'none'; allowed are reserved, sparse"),

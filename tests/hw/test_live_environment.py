@@ -309,7 +309,52 @@ def test_engine_time_counts_work_and_not_waiting():
     env.timeout(40_000_000).callbacks.append(work)
     env.timeout(120_000_000)
     assert run_live(env)
-    assert 20_000_000 <= env.longest_turn_ns <= env.engine_ns < 40_000_000
+    assert 20_000_000 <= env.pump.longest_turn_ns <= env.pump.engine_ns < 40_000_000
+
+
+def test_what_was_put_off_is_done_before_each_wait_and_at_the_end():
+    machine, log = Scripted((5, None), (9, None)), []
+    env = LiveEnvironment(machine)
+    env.at_turns_end(lambda: log.append(("later", int(env.now), len(machine.asked))))
+    timer(env, 5, log)
+    timer(env, 9, log)
+    assert run_live(env)
+    assert log == [("later", 0, 0), ("timer", 5), ("later", 5, 1), ("timer", 9), ("later", 9, 2)]
+
+
+def test_what_is_done_after_the_last_submission_of_a_turn_is_not_waited_for():
+    env = LiveEnvironment(ThreadMachine())
+
+    def spend(ms: int) -> None:
+        until = time.thread_time_ns() + ms * 1_000_000
+        while time.thread_time_ns() < until:
+            pass
+
+    def submit(event) -> None:
+        spend(10)
+        under_way(env, [])
+        env.pump.handed_over()
+        env.pump.under_way.clear()
+        spend(20)
+
+    env.timeout(1_000_000).callbacks.append(submit)
+    env.at_turns_end(lambda: spend(5))
+    env.timeout(60_000_000)
+    assert run_live(env)
+    assert env.operations == 1
+    assert 10_000_000 <= env.submission_ns_per_operation < 18_000_000
+    assert env.engine_ns_per_operation >= 35_000_000
+
+
+def test_a_machine_that_polls_hears_of_everything_too():
+    for waiting in ("sleep", "poll"):
+        machine = ThreadMachine(waiting=waiting)
+        machine.now_ns()
+        assert machine.wait(2_000_000) is None
+        assert machine.now_ns() >= 2_000_000
+        entry = Input(lambda: None)
+        threading.Timer(0.01, lambda machine=machine, entry=entry: machine.tell(entry)).start()
+        assert machine.wait(None) == [entry]
 
 
 def test_engine_time_is_for_each_operation():
@@ -318,7 +363,7 @@ def test_engine_time_is_for_each_operation():
     assert env.engine_ns_per_operation == 0
     for _ in range(4):
         under_way(env, [])
-    env.engine_ns = 1000
+    env.pump.engine_ns = 1000
     assert env.engine_ns_per_operation == 250
 
 

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from hicache.errors import InputError
+from hicache.operations import Prefill
 from hicache.record import Record
 from hw.run import run_scenario
 from scenario.load import load_scenario
@@ -63,9 +64,12 @@ def scenario_of(folder: Path, **options: object):
     )
 
 
-@pytest.mark.parametrize("l3_backend", ["pread", "direct"])
-def test_a_run_checks_every_page_and_its_record_replays(folder: Path, l3_backend: str) -> None:
-    scenario = scenario_of(folder, hw__l3_backend=l3_backend, hw__checksum="crc32")
+LAYERWISE = {"restore__layerwise": True, "hw__waiting": "poll"}
+
+
+@pytest.mark.parametrize("options", [{"hw__l3_backend": "direct"}, LAYERWISE])
+def test_a_run_checks_every_page_and_its_record_replays(folder: Path, options) -> None:
+    scenario = scenario_of(folder, hw__checksum="crc32", **options)
     done = run_scenario(scenario, device="cpu", tell=lambda _line: None)
     summary = done.summary
     assert summary["requests"] == 18
@@ -74,6 +78,8 @@ def test_a_run_checks_every_page_and_its_record_replays(folder: Path, l3_backend
     assert summary["bytes"]["h2s"] > 0
     (folder / "scenario.toml").write_text(done.scenario_text)
     record = Record(done.extras["completions.jsonl"].splitlines())
+    steps = [entry[2] for entry in record.endings.values() if isinstance(entry[2], Prefill)]
+    assert any(step.load >= 0 for step in steps) == (options is LAYERWISE)
     assert record.complete
     again = replay(load_scenario(folder / "scenario.toml"), replay_of=record)
     assert {name: list(values) for name, values in again.columns.items()} == {

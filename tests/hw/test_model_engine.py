@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("transformers")
 
+from fault_runs import DEVICES
 from live_runs import replayed  # makes the engine's test helpers importable
 from real_tiers import Machine, conversations
 from tiny_models import DEVICE, VOCAB, plain_logits, table
@@ -48,8 +51,13 @@ class CheckedModel(ModelDevice):
         return timing
 
 
-def test_logits_after_hits_in_every_tier_are_those_of_recomputing(tmp_path):
+@pytest.mark.parametrize("device", DEVICES)
+def test_logits_after_hits_in_every_tier_are_those_of_recomputing(tmp_path, device):
+    assert DEVICE.type == device
+    assert torch.get_float32_matmul_precision() == "highest"  # no TF32
     workload = conversations(turns=3)
+    last = replace(workload.calls[-1], gap_ns=50_000_000)
+    workload = replace(workload, calls=(*workload.calls, last, last))  # what L1 has still
     layout = KvLayout(
         layers=2, kv_heads=1, head_dim_k=16, head_dim_v=16, page_size_tokens=4, dtype="fp32"
     )
@@ -57,7 +65,25 @@ def test_logits_after_hits_in_every_tier_are_those_of_recomputing(tmp_path):
     copied = machine.copied()
     assert min(copied[each] for each in ("d2h", "h2d", "h2s", "s2h")) >= 3, copied
     assert machine.gpu.after_hits >= 5
+    rows = rows_of(machine.engine)
+    for tier in ("device", "host", "storage"):
+        assert sum(row[f"{tier}_tokens"] > 0 for row in rows) >= 1, tier
     assert machine.gpu.worst <= 1e-4
     assert machine.gpu.plain.config.vocab_size == VOCAB
+    assert_at_rest(machine.engine)
+    assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_and_so_are_those_of_prefills_whose_pages_still_come(tmp_path, device):
+    assert DEVICE.type == device
+    workload = conversations(turns=2, layerwise=True)
+    layout = KvLayout(
+        layers=2, kv_heads=1, head_dim_k=16, head_dim_v=16, page_size_tokens=4, dtype="fp32"
+    )
+    machine = Machine(workload, tmp_path, layout, CheckedModel)
+    assert machine.overlapped()
+    assert machine.gpu.after_hits >= 2
+    assert machine.gpu.worst <= 1e-4
     assert_at_rest(machine.engine)
     assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)

@@ -18,9 +18,10 @@ from real_tiers import Machine, conversations
 from engine_runs import assert_at_rest, rows_of
 from small_workloads import random_workload
 
-from hicache.errors import DeviceError
+from hicache.errors import DeviceError, TransferError
 from hw.pools import KvLayout
 from hw.synthetic import AffineDurations, SyntheticDevice
+from hw.transfers.direct import Direct
 
 QUICK = AffineDurations(20_000, 100, 20_000, 0)
 
@@ -40,6 +41,41 @@ def test_all_three_tiers_hold_what_was_computed(tmp_path):
     copied = machine.copied()
     assert min(copied[each] for each in ("d2h", "h2d", "h2s", "s2h")) >= 3, copied
     assert machine.gpu.checked_tokens > 100
+    assert_at_rest(machine.engine)
+    assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)
+
+
+def test_requests_are_prefilled_while_their_pages_come_and_read_all_of_them(tmp_path):
+    workload = conversations(turns=2, layerwise=True)
+    machine = run(workload, tmp_path)
+    overlapped = machine.overlapped()
+    assert overlapped
+    # No prefill is over before all that it reads is there.
+    assert min(after_ns for _, _, after_ns in overlapped) >= 0
+    assert machine.engine.metrics.restores >= 2
+    assert_at_rest(machine.engine)
+    assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)
+
+
+@pytest.mark.parametrize("broken", ["at once", "after one layer"])
+def test_where_a_load_fails_its_prefill_is_done_again_without_it(tmp_path, monkeypatch, broken):
+    move, failures = Direct._move_layers, []
+
+    def fails_now_and_then(self, lists, load):
+        failures.append(len(failures) % 2 == 0)
+        if not failures[-1]:
+            return move(self, lists, load)
+        if broken == "after one layer":
+            load.loaded()
+        raise TransferError("the link is gone")
+
+    monkeypatch.setattr(Direct, "_move_layers", fails_now_and_then)
+    workload = conversations(turns=2, layerwise=True)
+    machine = run(workload, tmp_path)
+    metrics = machine.engine.metrics
+    assert metrics.restore_fallbacks == sum(failures) == metrics.directions["h2d"].failed >= 1
+    assert metrics.restores >= 1
+    assert any('"failed"' in line and '"Prefill"' in line for line in machine.lines)
     assert_at_rest(machine.engine)
     assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)
 

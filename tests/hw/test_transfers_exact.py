@@ -12,8 +12,9 @@ from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, check_copy,
 
 from hicache.errors import TransferError
 from hw.transfers.auto import BACKENDS
-from hw.transfers.backend import Pages, TransferBackend, expand, runs_of
+from hw.transfers.backend import TransferBackend
 from hw.transfers.direct import Direct
+from hw.transfers.lists import Lists, runs_of
 from hw.transfers.staged import Staged
 from hw.transfers.zero_copy import ZeroCopy
 
@@ -24,7 +25,9 @@ MAKE = {
     "zero_copy": ZeroCopy,
     "direct": Direct,
     "direct_batch": BACKENDS["direct_batch"],
-    "staged": lambda device, host: Staged(device, host, chunk_bytes=3 * host.page_bytes),
+    "staged": lambda device, host: Staged(
+        device, host, chunk_bytes=3 * host.page_bytes, buffers=3, run_bytes=128 << 10
+    ),
     "staged_by_cpu": lambda device, host: Staged(
         device, host, chunk_bytes=3 * host.page_bytes, run_bytes=1 << 30, copy_threads=2
     ),
@@ -98,7 +101,9 @@ def test_a_buffer_is_not_used_again_before_the_cpu_has_emptied_it():
     # are not, and nothing of them waits for the CPU.
     host = ((0, 1), (5, 1), (9, 7), (1, 1), (6, 1), (3, 1))
     backend = MAKE["staged"](*make_pools(LAYOUTS["gqa_bf16"]))
-    chunks = backend._chunks(Pages(expand(((0, 12),)), expand(host)))
+    backend.buffers.prepare_work(backend.queue)
+    lists = Lists(((0, 12),), host)
+    chunks = backend.cutter.chunks("d2h", lists, backend.cutter.borders("d2h", 12))
     assert [chunk.fragmented for chunk in chunks] == [True, False, False, True]
     check_copy(backend, "d2h", (((0, 12),), host))
     check_copy(backend, "h2d", (((0, 12),), host))
@@ -175,9 +180,8 @@ class Broken:
 @pytest.mark.parametrize("name", ["direct", "direct_batch", "staged_by_cpu", "staged_by_dma"])
 def test_a_copy_that_fails_says_so_and_the_next_one_works(name, direction):
     backend: TransferBackend = MAKE[name](*make_pools(LAYOUTS["gqa_bf16"]))
-    queue = "_dma" if isinstance(backend, Staged) else "queue"
     after = 0 if name == "direct_batch" else 1
-    setattr(backend, queue, Broken(getattr(backend, queue), after))
+    backend.queue = Broken(backend.queue, after)
     lists = LISTS["whole pool"]
     source, target = lists if direction == "d2h" else reversed(lists)
     with pytest.raises(TransferError, match="refuses"):

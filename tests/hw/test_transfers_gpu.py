@@ -16,9 +16,9 @@ from hicache.operations import Copy
 from hw.device import Control
 from hw.pools import KvLayout
 from hw.transfers.auto import BACKENDS, Auto, make_backend
-from hw.transfers.backend import expand, runs_of
 from hw.transfers.device import TransferDevice
 from hw.transfers.driver import Driver
+from hw.transfers.lists import expand, runs_of
 from hw.transfers.queues import Rows
 from hw.transfers.staged import Staged
 from hw.transfers.zero_copy import ZeroCopy
@@ -199,7 +199,7 @@ def test_both_directions_run_at_once_in_threads(driver, name):
 
 def test_a_copy_that_the_driver_refuses_is_an_error_of_that_copy(driver):
     backend = BACKENDS["direct"](*on_gpu(driver, LARGER), driver)
-    overlapping = Rows(backend.device_pool.address, 8, backend.host_pool.address, 8, 16, 2)
+    overlapping = Rows(backend.device_pool.address, backend.host_pool.address, 8, 8, 16, 2)
     with pytest.raises(TransferError, match="cuMemcpy2DAsync_v2: CUDA_ERROR_INVALID_VALUE"):
         backend.queue.copy_rows("h2d", overlapping)
     check_copy(backend, "h2d", LISTS["fragmented"])

@@ -10,8 +10,8 @@ from transfer_pools import LAYOUTS, LISTS, check_copy, make_pools, pieces
 
 from hicache.errors import TransferError
 from hw.transfers.auto import BACKENDS
-from hw.transfers.backend import expand
 from hw.transfers.layerwise import LayerLoad
+from hw.transfers.lists import expand
 from hw.transfers.queues import HostQueue
 from hw.transfers.staged import Staged
 

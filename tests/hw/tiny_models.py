@@ -94,13 +94,19 @@ class Bench:
         pages = tuple((page, 1) for page in self.pages[request])
         return Step(request, new, past, self.tokens[request], pages)
 
-    def prefill(self, *chunks: tuple[int, int, int], decoders: tuple[tuple[int, int], ...] = ()):
+    def prefill(
+        self,
+        *chunks: tuple[int, int, int],
+        decoders: tuple[tuple[int, int], ...] = (),
+        load: int = -1,
+    ):
         """Chunks (request, past, new), and decoders (request, past); checks every answer."""
         operation = Prefill(
             tuple(Chunk(request, new, past) for request, past, new in chunks),
             sum(new for _, _, new in chunks),
             len(decoders),
             sum(past for _, past in decoders),
+            load,
         )
         steps = [self.step(*chunk) for chunk in chunks]
         steps += [self.step(request, past, 1) for request, past in decoders]

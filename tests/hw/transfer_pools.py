@@ -6,7 +6,7 @@ import torch
 
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool, KvLayout
-from hw.transfers.backend import expand
+from hw.transfers.lists import expand
 
 DEVICE_PAGES, HOST_PAGES = 13, 17
 
