@@ -1,1 +1,3 @@
-"""The layer that measures machines and writes profiles; nothing here yet, see CHANGELOG.md."""
+"""Measures a machine (`calibrate.command`), writes its profile, and compares real runs with what
+was predicted of them (`calibrate.validate`, `calibrate.learning`).
+"""

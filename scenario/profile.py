@@ -11,6 +11,10 @@ Profiles are data (JSON, sizes in bytes, times in ns). The simulated machine is 
 Provenance of a value: `measured` on this machine; `published` by somebody else; `inferred` from
 such numbers, `how` says from which; `estimate`: nobody measured it, a result that rests on it says
 so.
+
+Schema 2 adds what a calibration finds: `measurement`, a value's spread, whole back-ends of
+transfers, decode steps apart from prefill, and what GPU and link do to each other. A file of schema
+1 is read as one that knows nothing of these.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from hicache.errors import InputError
+from scenario.measurement import Measurement
 
-SCHEMA = 1
+SCHEMA = 2
 Provenance = Literal["measured", "published", "inferred", "estimate"]
 
 
@@ -38,19 +43,27 @@ class Sourced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     how: str
 
 
-class Quantity(Sourced, frozen=True, kw_only=True):
+class Valued(Sourced, frozen=True, kw_only=True, omit_defaults=True):
+    """A number or a curve, and how far what was measured lies around it."""
+
+    # One standard deviation of the value around what was measured, in thousandths of it; 0: not
+    # known.
+    spread_permille: int = 0
+
+
+class Quantity(Valued, frozen=True, kw_only=True):
     """One number, in the unit that ends the field's name: `_bytes`, `_ns`, `_bytes_per_s`."""
 
     value: int
 
 
-class Curve(Sourced, frozen=True, kw_only=True):
+class Curve(Valued, frozen=True, kw_only=True):
     """Samples `[x, y]`, x strictly increasing. Between them it is a straight line."""
 
     points: tuple[tuple[int, int], ...]
 
 
-class Surface(Sourced, frozen=True, kw_only=True):
+class Surface(Valued, frozen=True, kw_only=True):
     """Samples `[x1, x2, y]`, in increasing order of (x1, x2)."""
 
     points: tuple[tuple[int, int, int], ...]
@@ -88,8 +101,39 @@ class GpuProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     attention_prefill: Surface | None = None
     # [batch, context tokens of each request, ns], one new token a request, all layers.
     attention_decode: Surface | None = None
+    # [batch, ns]: a decode step without its attention. None: as `dense` of so many tokens.
+    dense_decode: Curve | None = None
     # [tokens computed, ns]: a whole prefill step, for machines of which no more is known.
     prefill: Curve | None = None
+    # Decode steps that are launched before the one under way ends: a burst that is asked to end
+    # does so many more. None: 0.
+    steps_ahead: Quantity | None = None
+
+
+class BackendCopies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whole operations of one transfer back-end, as a run calls it. Curves: [bytes, ns]."""
+
+    # Pages that are consecutive on both sides.
+    h2d: Curve
+    d2h: Curve
+    # The same bytes in pages of `page_bytes`, none of which lies beside another.
+    h2d_scattered: Curve
+    d2h_scattered: Curve
+    page_bytes: int
+    # Each way while both directions are busy with scattered pages.
+    duplex_bytes_per_s: Quantity
+
+
+class Backends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """By the names of `hw.transfers`. None: not measured."""
+
+    auto: BackendCopies | None = None
+    staged: BackendCopies | None = None
+    zero_copy: BackendCopies | None = None
+    direct: BackendCopies | None = None
+    # Operations of both directions that a run has under way at once: 1 where they share one
+    # back-end and wait for each other. None: 2.
+    at_once: Quantity | None = None
 
 
 class PcieProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,6 +151,8 @@ class PcieProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # used.
     zero_copy_h2d: Curve | None = None
     zero_copy_d2h: Curve | None = None
+    # Whole operations of the back-ends of a real run, for transfer mode "backend".
+    backends: Backends | None = None
 
 
 class EngineTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,6 +165,8 @@ class EngineTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # For a prefill step, and once for a decode burst: its later steps are launched ahead of the
     # GPU.
     step_ns: Quantity
+    # For a decode burst, if it differs.
+    burst_ns: Quantity | None = None
 
 
 class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,6 +196,26 @@ class DiskProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workers: Quantity
     # While reads and writes run at once, the device does this many thousandths of its work.
     mixed_permille: Quantity
+    # Operations of one direction at once; more wait. None: as many as there are workers.
+    each_way: Quantity | None = None
+    # Of what the disk does while a read and a write share it, what the read gets. None: half.
+    read_share_permille: Quantity | None = None
+    # What a write of slots that were never written keeps of the speed of writing them again. None:
+    # all of it.
+    first_write_permille: Quantity | None = None
+
+
+class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Thousandths of its own speed that one keeps while the other goes on."""
+
+    h2d_under_prefill_permille: Quantity
+    h2d_under_decode_permille: Quantity
+    d2h_under_prefill_permille: Quantity
+    d2h_under_decode_permille: Quantity
+    prefill_under_h2d_permille: Quantity
+    prefill_under_d2h_permille: Quantity
+    decode_under_h2d_permille: Quantity
+    decode_under_d2h_permille: Quantity
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,6 +232,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pcie: PcieProfile
     host: HostProfile
     disk: DiskProfile
+    # What copies and steps do to each other. None: nothing.
+    interference: Interference | None = None
+    # What a calibration saw; None: the values were put together by hand.
+    measurement: Measurement | None = None
 
     def estimates(self) -> tuple[Estimate, ...]:
         """Every value that nobody measured or published, in the profile's order."""
@@ -237,10 +309,7 @@ def decode_profile(text: bytes, place: str) -> Profile:
         raise InputError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{place}: not a table of keys and values")
-    if raw.get("schema") != SCHEMA:
-        raise InputError(
-            f"{place}: schema is {raw.get('schema')!r}: this version reads schema {SCHEMA}"
-        )
+    _migrate(raw, place)
     try:
         profile = msgspec.convert(raw, Profile)
     except msgspec.ValidationError as error:
@@ -249,14 +318,40 @@ def decode_profile(text: bytes, place: str) -> Profile:
     return profile
 
 
+def _migrate(raw: dict[str, Any], place: str) -> None:
+    """Bring a decoded file to this version's schema, or refuse it with an InputError."""
+    schema = raw.get("schema")
+    if schema == 1:  # all that schema 2 has more may be left out
+        raw["schema"] = SCHEMA
+    elif schema != SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
+        raise InputError(
+            f"{place}: schema is {schema!r}: this version reads schemas 1 and {SCHEMA}"
+            + ("; a later version of hicache-lab wrote it" if newer else "")
+        )
+
+
 def dump_profile(profile: Profile) -> str:
     """The profile as JSON text, a sample to a line; `decode_profile` reads back an equal one."""
-    text = json.dumps(msgspec.to_builtins(profile), indent=1, ensure_ascii=False)
-    text = re.sub(r'\n *"[^"]*": null,?', "", text)
-    text = re.sub(r",(\n *})", r"\1", text)
+    text = json.dumps(_bare(msgspec.to_builtins(profile)), indent=1, ensure_ascii=False)
     return (
         re.sub(r"\[\s*(\d[\d,\s]*?)\s*\]", lambda row: f"[{' '.join(row[1].split())}]", text) + "\n"
     )
+
+
+def _bare(value: Any) -> Any:
+    """Without what is left out: None, no spread, nothing to note."""
+    if isinstance(value, dict):
+        return {
+            key: _bare(part)
+            for key, part in value.items()
+            if part is not None
+            and not (key in ("spread_permille", "width_permille", "limit_permille") and part == 0)
+            and not (key == "note" and part == "")
+        }
+    if isinstance(value, list | tuple):
+        return [_bare(part) for part in value]
+    return value
 
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "profiles")

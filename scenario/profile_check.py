@@ -8,12 +8,13 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from hicache.errors import InputError
-from scenario.profile import Curve, Profile, Quantity, Sourced, Surface, sourced
+from scenario.profile import Curve, Profile, Quantity, Sourced, Surface, Valued, sourced
 
 # Keys whose value divides or counts something.
 _ABOVE_ZERO = (
     "memory.device_bytes", "memory.host_bytes", "pcie.duplex_bytes_per_s", "host.copy_threads",
-    "disk.workers", "disk.mixed_permille",
+    "disk.workers", "disk.mixed_permille", "disk.each_way",
+    "disk.read_share_permille", "disk.first_write_permille",
 )  # fmt: skip
 # Curves and surfaces whose samples are rates: each must be above 0.
 _RATES = ("host.copy_bytes_per_s", "disk.read_bytes_per_s", "disk.write_bytes_per_s")
@@ -26,19 +27,32 @@ def check_profile(profile: Profile, place: str) -> None:
     for key, value in sourced(profile):
         if not value.how.strip():
             raise InputError(f"{place}: {key}.how is empty: say in words how the value is known")
+        if isinstance(value, Valued) and not 0 <= value.spread_permille <= 1000:
+            raise InputError(
+                f"{place}: {key}.spread_permille is {value.spread_permille}: it must lie between 0 "
+                "and 1000"
+            )
         if isinstance(value, Quantity):
-            least = 1 if key in _ABOVE_ZERO else 0
+            above_zero = key in _ABOVE_ZERO or key.startswith(("pcie.backends.", "interference."))
+            least = 1 if above_zero else 0
             if value.value < least:
                 raise InputError(
                     f"{place}: {key}.value is {value.value}: it must be {least} or more"
                 )
+            if key.endswith("_permille") and value.value > 1000:
+                raise InputError(
+                    f"{place}: {key}.value is {value.value}: it must be at most 1000, all of the "
+                    "speed or work"
+                )
         elif isinstance(value, Curve | Surface):
             _check_points(value.points, f"{place}: {key}.points", 1 if key in _RATES else 0)
-    if profile.disk.mixed_permille.value > 1000:
-        raise InputError(
-            f"{place}: disk.mixed_permille.value is {profile.disk.mixed_permille.value}: it must "
-            "be at most 1000, all of the device's work"
-        )
+    for name in ("auto", "staged", "zero_copy", "direct"):
+        copies = getattr(profile.pcie.backends, name, None)
+        if copies is not None and copies.page_bytes < 1:
+            raise InputError(
+                f"{place}: pcie.backends.{name}.page_bytes is {copies.page_bytes}: it must be 1 or "
+                "more"
+            )
     for key in ("read_bytes_per_s", "write_bytes_per_s"):
         if all(concurrent != 1 for _, concurrent, _ in getattr(profile.disk, key).points):
             raise InputError(

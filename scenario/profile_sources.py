@@ -1,4 +1,4 @@
-"""Makes the shipped profiles from their sources: measurements, and the mini-HiCache article.
+"""Makes profiles from their sources: the mini-HiCache article, and measurements of an H200's parts.
 
     python -m scenario.profile_sources MEASUREMENTS.json PUBLISHED.json FOLDER
 
@@ -375,13 +375,17 @@ def _estimate(value: int, how: str) -> Quantity:
 
 
 def main(measurements: str, published: str, folder: str) -> None:
-    """Write the three shipped profiles to `folder`."""
+    """Write the two published machines, and the H200 by hand, to `folder`."""
     with open(measurements, encoding="utf-8") as opened:
         measured = json.load(opened)
     with open(published, encoding="utf-8") as opened:
         article = json.load(opened)
-    for profile in (h200(measured), group_a(article), group_b(article)):
-        with open(os.path.join(folder, f"{profile.name}.json"), "w", encoding="utf-8") as opened:
+    for name, profile in (
+        ("h200-by-hand", h200(measured)),
+        ("mini-group-a", group_a(article)),
+        ("mini-group-b", group_b(article)),
+    ):
+        with open(os.path.join(folder, f"{name}.json"), "w", encoding="utf-8") as opened:
             opened.write(dump_profile(profile))
 
 

@@ -1,0 +1,99 @@
+"""Judges recorded validation runs against a profile, all of them, in one table.
+
+    python benchmarks/validation/judge.py FOLDER --profile h200.json
+
+FOLDER is what `record.py` wrote. Each scenario gets `validation.json` and `validation.html` beside
+its runs, and `validation.md` the table of all. Exit code 1 if a limit was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from calibrate.validate.command import recorded_runs, write_validation
+from calibrate.validate.limits import KNOWN, Limits
+from calibrate.validate.validation import Validation, validate
+from hicache.errors import HiCacheError
+
+COLUMNS = (
+    "", "policy", "requests", "TTFT mean", "p90", "p99", "throughput", "L1, L2, L3 points",
+    "as measured: TTFT mean", "missed",
+)  # fmt: skip
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--profile", help="a known machine or a profile's file; the scenario's own")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    options = parser.parse_args()
+    overrides: dict[str, object] = {}
+    if options.profile:
+        overrides["machine.profile"] = options.profile
+    rows: list[list[str]] = []
+    missed = 0
+    folders = sorted(path.parent for path in options.folder.glob("*/hw-1"))
+    if not folders:
+        print(f"error: {options.folder} holds no runs (NAME/hw-1)", file=sys.stderr)
+        return 2
+    for folder in folders:
+        if options.only and folder.name not in options.only:
+            continue
+        try:
+            found = judged(folder, overrides)
+        except HiCacheError as error:
+            print(f"error: {folder.name}: {error}", file=sys.stderr)
+            return 2
+        write_validation(str(folder), found)
+        missed += not found.held
+        rows.append(row(found))
+        print("  ".join(rows[-1]), flush=True)
+    (options.folder / "validation.md").write_text(table(rows))
+    return 1 if missed else 0
+
+
+def judged(folder: Path, overrides: dict[str, object]) -> Validation:
+    """One scenario's runs. Raises HiCacheError subclasses."""
+    runs = [str(path) for path in sorted(folder.glob("hw-*"))]
+    hardware, scenario = recorded_runs(None, overrides, runs)
+    limits: Limits = KNOWN["saturated" if folder.name.startswith("saturated") else "usual"]
+    return validate(hardware, scenario, folder.name, limits=limits)
+
+
+def row(found: Validation) -> list[str]:
+    """Errors, each with what the two runs differ in."""
+    figures = found.figures
+    measured = found.causes[-1].figures["ttft_mean"].error_percent
+    missed = [each.name for each in found.judged if not each.held]
+    return [
+        found.name,
+        found.scenario.restore.policy,
+        str(len(found.requests)),
+        *(
+            f"{_signed(figures[name].error_percent)} ({_signed(figures[name].runs_percent)})"
+            for name in ("ttft_mean", "ttft_p90", "ttft_p99", "throughput")
+        ),
+        ", ".join(
+            f"{found.shares_apart[tier].points:+.2f}" for tier in ("device", "host", "storage")
+        ),
+        _signed(measured),
+        ", ".join(missed) or "-",
+    ]
+
+
+def table(rows: list[list[str]]) -> str:
+    """A Markdown table; errors in percent, in brackets the second run against the first."""
+    lines: list[list[Any]] = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

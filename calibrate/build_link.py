@@ -1,0 +1,75 @@
+"""The link's part of a profile: plain copies, whole back-ends, and what follows from both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from calibrate.ground import WAYS, Ground
+from scenario.profile import BackendCopies, Backends, Curve, PcieProfile, Quantity
+from sim.curves import line
+
+BACKENDS = ("auto", "staged", "zero_copy", "direct")
+
+
+def build_link(ground: Ground) -> PcieProfile:
+    """Plain copies, back-ends, and what follows from both."""
+    base = ground.base.pcie
+    curves = {way: ground.curve(f"pcie.{way}", f"pcie.copy.{way}") for way in WAYS}
+    duplex = ground.rate("pcie.copy.both", "both directions at once, each way, plain copies")
+    made = {name: _backend(ground, name) for name in BACKENDS}
+    backends = _backends(made) if any(made.values()) else base.backends
+    if curves["h2d"] is None or curves["d2h"] is None:
+        return ground.borrow_all(base, "pcie")
+    zero_copy, staged = made["zero_copy"], made["staged"]
+    return PcieProfile(
+        h2d=curves["h2d"],
+        d2h=curves["d2h"],
+        duplex_bytes_per_s=duplex or ground.borrow(base.duplex_bytes_per_s, "pcie.duplex"),
+        gather_scatter=_packing(staged, curves["h2d"], curves["d2h"]) if staged else None,
+        zero_copy_h2d=zero_copy.h2d_scattered if zero_copy else None,
+        zero_copy_d2h=zero_copy.d2h_scattered if zero_copy else None,
+        backends=backends,
+    )
+
+
+def _backends(made: Mapping[str, BackendCopies | None]) -> Backends:
+    """What was measured; a run (`hw.assembly`) has one back-end for both directions."""
+    at_once = Quantity(
+        provenance="measured",
+        how="a run's two directions share a back-end, which does one operation at a time "
+        "(hw.assembly)",
+        value=1,
+    )
+    return Backends(**made, at_once=at_once)
+
+
+def _backend(ground: Ground, name: str) -> BackendCopies | None:
+    """One back-end's four curves; None unless all were measured."""
+    curves: dict[str, Curve] = {}
+    for way in WAYS:
+        for kind, suffix in (("run", ""), ("scattered", "_scattered")):
+            key = f"pcie.backends.{name}.{way}{suffix}"
+            curve = ground.curve(key, f"pcie.{name}.{way}.{kind}")
+            if curve is None:
+                return None
+            curves[way + suffix] = curve
+    duplex = ground.rate(f"pcie.{name}.both", "both directions at once, each way, this back-end")
+    if duplex is None:
+        return None
+    smallest = min(at for at, _ in curves["h2d_scattered"].points)
+    return BackendCopies(**curves, page_bytes=smallest, duplex_bytes_per_s=duplex)
+
+
+def _packing(staged: BackendCopies, h2d: Curve, d2h: Curve) -> Curve | None:
+    """What `staged` takes more than a plain copy of the same bytes, the mean of both ways."""
+    points: list[tuple[int, int]] = []
+    plain = {"h2d": line(h2d.points), "d2h": line(d2h.points)}
+    for size, down in staged.h2d_scattered.points:
+        up = line(staged.d2h_scattered.points).at(size)
+        more = (down - plain["h2d"].at(size) + up - plain["d2h"].at(size)) / 2
+        points.append((size, max(1, round(more))))
+    return Curve(
+        provenance="inferred",
+        how="operations of the back-end staged less plain copies of the same bytes",
+        points=tuple(points),
+    )

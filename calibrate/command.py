@@ -1,0 +1,194 @@
+"""`hicache calibrate`: which probes, how long, and what is written in the end.
+
+    --device cuda   all probes, with the named model on the GPU
+             cpu    the same code on CPU tensors and Triton's interpreter: to try it out
+             none   disk and memory; the GPU's part comes from the base profile, as estimates
+             auto   cuda where there is a GPU, else none
+
+The journal lies beside the profile while the calibration is not complete: the same command goes on
+from there. Ctrl-C writes the profile of what is done, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+
+from calibrate.build import Built, Told, build_profile, holds
+from calibrate.gpu_fit import Graphs
+from calibrate.journal import Journal
+from calibrate.kit import PROBES, Kit, Options, make_kit
+from calibrate.machine import host_memory_bytes
+from calibrate.progress import SessionProgress
+from calibrate.session import Measured, Session
+from hicache.errors import InputError
+from hw.storage.file_store import BACKENDS as L3_BACKENDS
+from scenario.measurement import Measurement
+from scenario.profile import Memory, Profile, Quantity, dump_profile, load_profile
+
+GIB = 1 << 30
+INTERRUPTED = 130
+BUDGET_S = {"quick": 170.0, "thorough": 880.0}
+
+
+def run_calibration(options: Options) -> int:
+    """Calibrate and write `options.out`; returns the exit code. Raises InputError."""
+    _check(options)
+    base = load_profile(options.base)
+    with ExitStack() as stack:
+        kit = make_kit(options, stack)
+        journal = Journal(f"{options.out}.journal", identity(options, kit))
+        stack.callback(journal.close)
+        if journal.resumed:
+            print(f"{journal.path}: {journal.resumed} points are done already", file=sys.stderr)
+        began = datetime.now(UTC)
+        with SessionProgress() as progress:
+            measured = Session(
+                kit.probes, journal, progress, effort=options.effort,
+                budget_s=options.budget_s or BUDGET_S[options.effort],
+            ).run()  # fmt: skip
+        built = assemble(options, kit, base, measured, began)
+        write_profile(built.profile, options.out)
+        if options.report:
+            from calibrate.plot_files import write_plots
+
+            write_plots(built.profile, options.report)
+        if not measured.interrupted:
+            journal.discard()
+    _say(built, options, measured)
+    return INTERRUPTED if measured.interrupted else 0
+
+
+def assemble(
+    options: Options, kit: Kit, base: Profile, measured: Measured, began: datetime
+) -> Built:
+    """The profile of a session."""
+    facts = kit.machine.facts
+    graphs = kit.graphs() if measured.samples("steps.prefill") else Graphs()
+    if graphs.prefill_tokens:
+        facts["graphs"] = ", ".join(map(str, graphs.prefill_tokens))
+        facts["decode_graphs"] = ", ".join(map(str, graphs.decoders))
+    host_bytes = options.host_bytes or host_memory_bytes()
+    memory = Memory(
+        device_bytes=(
+            Quantity(
+                provenance="measured", how="what the driver shows", value=kit.device_bytes
+            ) if kit.device_bytes else Quantity(
+                provenance="estimate",
+                how=f"not measured here, from {base.name}",
+                value=base.memory.device_bytes.value,
+            )
+        ),
+        host_bytes=Quantity(
+            provenance="measured",
+            how="as given" if options.host_bytes else "what the system shows",
+            value=max(1, host_bytes),
+        ),
+        storage_bytes=_room(options.disk),
+    )  # fmt: skip
+    versions = [f"{name} {facts[name]}" for name in ("torch", "triton", "driver") if name in facts]
+    told = Told(
+        name=options.name or os.path.splitext(os.path.basename(options.out))[0],
+        machine=", ".join(facts[key] for key in ("gpu", "cpu", "memory") if key in facts),
+        software=", ".join(versions) or f"Python {facts['python']}",
+        date=began.date().isoformat(),
+        source=f"hicache calibrate, {options.effort}",
+    )
+    measurement = Measurement(
+        command=options.command or "hicache calibrate",
+        began=began.isoformat(timespec="seconds"),
+        duration_s=round(measured.duration_s),
+        facts=facts,
+        ceilings={
+            name: round(value) for name, value in kit.machine.ceilings._asdict().items() if value
+        },
+    )
+    return build_profile(measured, told, base, kit.geometry, measurement, memory, graphs)
+
+
+def identity(options: Options, kit: Kit) -> dict[str, str]:
+    """What samples of one journal have in common."""
+    facts = kit.machine.facts
+    named = {key: facts.get(key, "") for key in ("gpu", "driver", "cpu", "torch", "system")}
+    return named | {
+        "model": options.model,
+        "device": options.device,
+        "disk": os.path.abspath(options.disk) if options.disk else "",
+        "l3_backend": options.l3_backend,
+        "page_size": str(options.page_size_tokens),
+        "effort": options.effort,
+        "server": options.server,
+    }
+
+
+def write_profile(profile: Profile, path: str) -> None:
+    """Write it in one piece: a reader sees the old file or the new one."""
+    beside = f"{path}.new"
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(dump_profile(profile))
+        os.replace(beside, path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+
+
+def _check(options: Options) -> None:
+    for name in options.only:
+        if name not in PROBES:
+            raise InputError(f"--only {name}: it must be of {', '.join(PROBES)}")
+    if options.l3_backend not in L3_BACKENDS:
+        raise InputError(
+            f"--l3-backend {options.l3_backend}: it must be of {', '.join(L3_BACKENDS)}"
+        )
+    if options.page_size_tokens < 1:
+        raise InputError(f"--page-size {options.page_size_tokens}: it must be 1 or more")
+    if options.budget_s < 0:
+        raise InputError(f"--budget {options.budget_s:g}: it must not be negative")
+    if not options.out.endswith(".json"):
+        raise InputError(f"--out {options.out}: a profile is a .json file")
+    folder = os.path.dirname(os.path.abspath(options.out))
+    if not os.path.isdir(folder):
+        raise InputError(f"--out {options.out}: there is no folder {folder}")
+    if options.disk is not None and not os.path.isdir(options.disk):
+        raise InputError(f"--disk {options.disk}: no such folder")
+    if options.journal == "fresh":
+        with suppress(FileNotFoundError):
+            os.unlink(f"{options.out}.journal")
+
+
+def _room(disk: str | None) -> Quantity:
+    import shutil
+    import tempfile
+
+    free = shutil.disk_usage(disk or tempfile.gettempdir()).free
+    return Quantity(
+        provenance="measured", how="what is free on the disk of L3's file", value=max(1, free)
+    )
+
+
+def _say(built: Built, options: Options, measured: Measured) -> None:
+    """What a person wants to know at the end."""
+    profile = built.profile
+    measurement = profile.measurement
+    assert measurement is not None
+    for fit in measurement.fits:
+        error = "-"
+        if fit.median_error_permille is not None:
+            p95 = (fit.p95_error_permille or 0) / 10
+            error = f"{fit.median_error_permille / 10:.1f} % (p95 {p95:.1f} %)"
+        print(f"{fit.key}: {error}; {fit.verdict}")
+    for key in built.borrowed:
+        print(f"not measured: {key}, from {options.base} (an estimate)")
+    bad = holds(measurement.fits)
+    if bad:
+        print(
+            f"warning: {len(bad)} of {len(measurement.fits)} fits miss their limit", file=sys.stderr
+        )
+    if measured.interrupted:
+        print(
+            f"stopped: {options.out} holds what was done; the same command goes on", file=sys.stderr
+        )
+    print(f"profile: {os.path.relpath(options.out)} ({profile.name}; {time.strftime('%H:%M:%S')})")

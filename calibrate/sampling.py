@@ -1,0 +1,140 @@
+"""How often a thing is measured: until the median is known well enough, or the time for it is over.
+
+    warm up -> repeat -> [95 % interval of the median within 3 %?] -> done
+                 ^________ no, and there is time _______|
+
+The interval is one of order statistics, which assumes nothing about how times are spread: of n
+samples the k-th smallest and the k-th largest hold the median with a probability that the binomial
+distribution gives. Fewer than six samples cannot reach 95 %; then it is the whole range, and the
+note says how sure that is. Refuses to know what is measured, and to throw away what is merely slow:
+only what no hardware can do (less than `floor_ns`) is rejected, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import comb
+from typing import NamedTuple
+
+from hicache.errors import InputError
+
+CONFIDENCE = 0.95
+MOST_DISTURBED = 8
+PATIENCE_S = 0.03  # any point may take that long
+LEAST_FOR_CONFIDENCE = 6  # 1 - 2 * 0.5^6 is the first above 95 %
+
+
+class Disturbed(Exception):
+    """A sample that something else spoiled, with what shows it: it is counted and taken again."""
+
+
+class Rule(NamedTuple):
+    """When enough is enough. `width`: of the median's interval, as a part of the median."""
+
+    warm_ups: int = 1
+    least: int = 3
+    most: int = 60
+    width: float = 0.03
+
+
+class Sampled(NamedTuple):
+    """What came of one point. `width`: half the interval, as a part of the median."""
+
+    ns: tuple[int, ...]
+    width: float
+    note: str
+
+
+class Interval(NamedTuple):
+    """The median, between what it lies, and with which probability."""
+
+    low: float
+    median: float
+    high: float
+    confidence: float
+
+    @property
+    def width(self) -> float:
+        """Half of it, as a part of the median."""
+        return (self.high - self.low) / 2 / self.median if self.median else 0.0
+
+
+def median_interval(values: Sequence[int]) -> Interval:
+    """The median of at least one value, and its 95 % interval (the range, of fewer than six)."""
+    ordered = sorted(values)
+    count = len(ordered)
+    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    # P(the k-th smallest is above the median) = P(fewer than k of n fair coins).
+    tail, rank = 0.5**count, 1
+    while rank < (count + 1) // 2:
+        more = tail + comb(count, rank) * 0.5**count
+        if 1 - 2 * more < CONFIDENCE:
+            break
+        tail, rank = more, rank + 1
+    return Interval(ordered[rank - 1], middle, ordered[count - rank], max(0.0, 1 - 2 * tail))
+
+
+def sample(
+    act: Callable[[], int],
+    allowance_s: float,
+    clock: Callable[[], float],
+    rule: Rule = Rule(),  # noqa: B008  # immutable
+    *,
+    floor_ns: float = 0.0,
+    floor_reason: str = "",
+) -> Sampled:
+    """Call `act`, which returns ns, as often as `rule` asks, for about `allowance_s` seconds.
+
+    `clock`: seconds, only differences count. `floor_ns`: what cannot be undercut; such a sample is
+    rejected. Raises InputError where nothing but such samples comes.
+    """
+    disturbed = 0
+    why = ""
+    for _ in range(rule.warm_ups):
+        try:
+            act()
+        except Disturbed as error:
+            disturbed, why = disturbed + 1, str(error)
+    begun_s = clock()
+    values: list[int] = []
+    rejected = 0
+    interval = None
+    while True:
+        try:
+            ns = act()
+        except Disturbed as error:
+            disturbed, why = disturbed + 1, str(error)
+            if disturbed > MOST_DISTURBED + len(values):
+                raise InputError(f"{disturbed} samples were disturbed: {why}") from None
+            continue
+        if ns < floor_ns:
+            rejected += 1
+            if rejected > rule.most:
+                raise InputError(
+                    f"all of {rejected} samples are faster than {floor_reason}: {ns} ns, at least "
+                    f"{floor_ns:.0f} are needed; is the clock or the size wrong?"
+                )
+            continue
+        values.append(max(1, ns))
+        spent_s = clock() - begun_s
+        if len(values) < rule.least and spent_s < max(4 * allowance_s, PATIENCE_S):
+            continue
+        interval = median_interval(values)
+        sure = len(values) >= LEAST_FOR_CONFIDENCE
+        if (sure and interval.width <= rule.width) or len(values) >= rule.most:
+            break
+        if spent_s + spent_s / len(values) > max(allowance_s, PATIENCE_S):
+            break
+    notes: list[str] = []
+    if len(values) < LEAST_FOR_CONFIDENCE:
+        notes.append(
+            f"{len(values)} samples in the time there was: their range, "
+            f"{100 * interval.confidence:.0f} % sure"
+        )
+    elif interval.width > rule.width:
+        notes.append(f"interval of +-{100 * interval.width:.1f} %, {100 * rule.width:.0f} % wanted")
+    if disturbed:
+        notes.append(f"{disturbed} disturbed samples rejected: {why}")
+    if rejected:
+        notes.append(f"{rejected} samples rejected: faster than {floor_reason}")
+    return Sampled(tuple(values), interval.width, "; ".join(notes))

@@ -1,0 +1,106 @@
+"""`hicache calibrate`: its options; what it does is in `calibrate.command`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+
+def calibrate(
+    out: Annotated[
+        str, typer.Option(help="The profile to write, a .json file; its journal lies beside it.")
+    ] = "profile.json",
+    model: Annotated[
+        str, typer.Option(help="Model whose steps are timed: a name, or a config.json.")
+    ] = "Qwen3-8B",
+    device: Annotated[
+        str, typer.Option(help="auto, cuda, cpu (the same code, slow), none (disk and memory).")
+    ] = "auto",
+    disk: Annotated[
+        str | None, typer.Option(help="Folder on the disk that L3 will lie on. [temporary folder]")
+    ] = None,
+    disk_size: Annotated[str, typer.Option(help="Size of the file made there.")] = "4GiB",
+    l3_backend: Annotated[
+        str, typer.Option(help="How L3 is read and written: as hw.l3_backend of a scenario.")
+    ] = "direct",
+    page_size: Annotated[int, typer.Option(help="Tokens of a page.")] = 64,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="15 minutes at most, not 3: more points and samples.")
+    ] = False,
+    budget: Annotated[
+        float, typer.Option(help="Seconds for measuring. [170; --thorough: 880]")
+    ] = 0.0,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="steps, engine, transfers, interference, disk, host, peers; repeatable. [all]"
+        ),
+    ] = None,
+    base: Annotated[
+        str, typer.Option(help="Profile from which what is not measured here is taken.")
+    ] = "nvidia-h200",
+    name: Annotated[str, typer.Option(help="Name of the machine. [the file's]")] = "",
+    host_memory: Annotated[
+        str, typer.Option(help="Host memory, where the system shows less than there is.")
+    ] = "",
+    server: Annotated[
+        str | None,
+        typer.Option(help="URL of an OpenAI-compatible server: its prefill and decode are timed."),
+    ] = None,
+    served_model: Annotated[
+        str, typer.Option(help="The model's name at the server. [the first that it lists]")
+    ] = "",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew, also where a journal is there.")
+    ] = False,
+    report: Annotated[
+        str | None, typer.Option(help="Also write a page of HTML with a plot of each curve.")
+    ] = None,
+) -> None:
+    """Measure this machine and write the profile that a replay takes with --profile.
+
+    Stopped with Ctrl-C, it writes what is done, and the same command goes on from there.
+
+    Example: hicache calibrate --model Qwen3-8B --disk /mnt/nvme --out mine.json
+    """
+    from typing import cast
+
+    from calibrate.command import run_calibration
+    from calibrate.kit import Device, Options
+    from hicache.errors import InputError
+    from scenario.sizes import size_bytes
+
+    if device not in ("auto", "cuda", "cpu", "none"):
+        raise InputError(f'--device "{device}": it must be auto, cuda, cpu or none')
+    options = Options(
+        out=out,
+        model=model,
+        device=cast("Device", device),
+        base=base,
+        name=name,
+        disk=disk,
+        disk_bytes=size_bytes("--disk-size", disk_size),
+        l3_backend=l3_backend,
+        page_size_tokens=page_size,
+        effort="thorough" if thorough else "quick",
+        budget_s=budget,
+        only=tuple(only or ()),
+        journal="fresh" if fresh else "resume",
+        host_bytes=size_bytes("--host-memory", host_memory) if host_memory else 0,
+        command=" ".join(["hicache", *map(_shown, sys.argv[1:])]),
+        server=server or "",
+        served_model=served_model,
+        report=report or "",
+    )
+    raise typer.Exit(run_calibration(options))
+
+
+def _shown(argument: str) -> str:
+    """An argument for the profile: paths of this machine are nobody's business."""
+    if os.sep not in argument or argument.startswith(("http:", "https:")):
+        return argument
+    key, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    return f"{key}{equals}{os.path.basename(value.rstrip(os.sep))}"

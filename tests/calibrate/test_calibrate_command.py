@@ -1,0 +1,192 @@
+"""`hicache calibrate` and `hicache profile`, as users run them: without a GPU, stopped, resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from calibrate.__main__ import main
+from calibrate.command import run_calibration
+from calibrate.kit import Options
+from calibrate.plot_files import write_plots
+from cli.main import app, run
+from hicache.errors import InputError
+from scenario.profile import decode_profile, load_profile
+from scenario.results import load_result
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TRACE = "\n".join(
+    json.dumps(
+        {
+            "timestamp": 200 * each, "input_length": 3000, "output_length": 20,
+            "hash_ids": [*range(4), 10 * each + 10, 10 * each + 11],
+        }
+    )
+    for each in range(12)
+)  # fmt: skip
+QUICK = ["--device", "none", "--disk-size", "64MiB", "--page-size", "4", "--budget", "1"]
+
+
+def hicache(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["hicache", *arguments])
+    assert app is not None
+    return run()
+
+
+@pytest.fixture(scope="module")
+def without_gpu(tmp_path_factory) -> Path:
+    """The profile of this machine's disk and memory."""
+    folder = tmp_path_factory.mktemp("none")
+    assert main([*QUICK, "--disk", str(folder), "--out", str(folder / "mine.json")]) == 0
+    return folder / "mine.json"
+
+
+def test_without_a_gpu_disk_and_memory_are_measured_and_the_rest_is_said(without_gpu):
+    profile = load_profile(without_gpu)
+    assert profile.name == "mine"
+    assert profile.disk.read_bytes_per_s.provenance == "measured"
+    assert profile.host.copy_bytes_per_s.provenance == "measured"
+    assert profile.memory.storage_bytes.provenance == "measured"
+    missing = profile.measurement.missing
+    assert "gpu: from nvidia-h200" in missing
+    assert "pcie: from nvidia-h200" in missing
+    assert {"gpu.dense", "pcie.h2d"} <= {each.key for each in profile.estimates()}
+    series = {each.key: each for each in profile.measurement.series}
+    assert {"disk.read", "disk.write", "disk.read_mixed", "disk.cached.cold", "host.copy"} <= set(
+        series
+    )
+    assert all(each.ns for each in series["disk.read"].samples)
+    assert "cpu" in profile.measurement.facts
+    # Nothing of where it lay, and nothing left on the disk.
+    assert str(without_gpu.parent) not in without_gpu.read_text()
+    assert [each.name for each in without_gpu.parent.iterdir()] == ["mine.json"]
+
+
+def test_such_a_profile_replays(without_gpu, tmp_path, monkeypatch):
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    out = str(tmp_path / "result")
+    code = hicache(
+        monkeypatch, "replay", str(tmp_path / "trace.jsonl"), "--profile", str(without_gpu),
+        "--l1", "2GiB", "--l2", "1x", "--l3", "2x", "--out", out, "-q",
+    )  # fmt: skip
+    assert code == 0
+    summary = load_result(out).summary
+    assert summary["ttft_ms"]["mean"] > 0
+    assert any(each["key"] == "gpu.dense" for each in summary["estimates"])
+    assert not any(each["key"].startswith("disk.read") for each in summary["estimates"])
+
+
+def test_it_is_shown_compared_and_plotted(without_gpu, tmp_path, monkeypatch, capsys):
+    assert hicache(monkeypatch, "profile", "show", str(without_gpu)) == 0
+    shown = capsys.readouterr().out
+    assert "disk.read_bytes_per_s" in shown
+    assert "not measured: gpu: from nvidia-h200" in shown
+    assert hicache(monkeypatch, "profile", "diff", "nvidia-h200", str(without_gpu)) == 0
+    told = capsys.readouterr().out
+    assert "disk.read_bytes_per_s" in told
+    assert "gpu.dense " not in told  # the same numbers
+    page = tmp_path / "page.html"
+    assert hicache(monkeypatch, "profile", "plot", str(without_gpu), "--out", str(page)) == 0
+    text = page.read_text()
+    assert text.count("<svg") >= 6
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "disk.read_bytes_per_s, disk.read_latency_ns" in text
+
+
+def test_a_page_is_the_same_bytes_every_time_and_plots_are_files(tmp_path):
+    profile = load_profile("mini-group-a")
+    for name in ("one.html", "other.html"):
+        write_plots(profile, str(tmp_path / name))
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "other.html").read_bytes()
+    write_plots(profile, str(tmp_path / "pngs"))
+    assert {"prefill.png", "disk_read.png"} <= {each.name for each in (tmp_path / "pngs").iterdir()}
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file"):
+        write_plots(profile, str(tmp_path / "file" / "x"))
+
+
+def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path):
+    out = tmp_path / "mine.json"
+    words = [
+        sys.executable, "-m", "calibrate", "--device", "none", "--disk-size", "256MiB",
+        "--page-size", "4", "--disk", str(tmp_path), "--out", str(out), "--budget", "60",
+    ]  # fmt: skip
+    environment = {**os.environ, "HICACHE_COMPILED": "0"}
+    child = subprocess.Popen(
+        words, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    journal = tmp_path / "mine.json.journal"
+    deadline = time.monotonic() + 60
+    while not journal.exists() or journal.read_text().count("\n") < 5:
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, told = child.communicate(timeout=60)
+    assert child.returncode == 130, told
+    assert "the same command goes on" in told
+    half = load_profile(out)
+    assert any("disk: stopped with" in each for each in half.measurement.missing)
+    points = sum(len(each.samples) for each in half.measurement.series)
+    assert points >= 4
+    # The same command, with less time for what is left.
+    done = subprocess.run(
+        [*words[:-1], "1"], cwd=REPOSITORY, env=environment, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert f"{points} points are done already" in done.stderr
+    assert not journal.exists()
+    whole = load_profile(out)
+    assert not any("stopped" in each for each in whole.measurement.missing)
+    before = {
+        (series.key, each.at): each.ns for series in half.measurement.series
+        for each in series.samples
+    }  # fmt: skip
+    after = {
+        (series.key, each.at): each.ns for series in whole.measurement.series
+        for each in series.samples
+    }  # fmt: skip
+    assert before.items() <= after.items()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"only": ("stepps",)}, "--only stepps: it must be of steps, engine"),
+        ({"l3_backend": "ftp"}, "--l3-backend ftp: it must be of"),
+        ({"page_size_tokens": 0}, "--page-size 0: it must be 1 or more"),
+        ({"budget_s": -1.0}, "--budget -1: it must not be negative"),
+        ({"out": "mine.txt"}, "--out mine.txt: a profile is a .json file"),
+        ({"out": "/no/such/folder/mine.json"}, "there is no folder /no/such/folder"),
+        ({"disk": "/no/such/folder"}, "--disk /no/such/folder: no such folder"),
+        ({"base": "h300"}, "machine.profile is 'h300': no known machine"),
+        ({"model": "Qwen9"}, "no known model"),
+        ({"server": "gopher://x"}, "it must be a URL"),
+    ],
+)
+def test_bad_options_are_one_clear_line(changes, message, tmp_path):
+    options = Options(out=str(tmp_path / "mine.json"), device="none")._replace(**changes)
+    with pytest.raises(InputError, match=message):
+        run_calibration(options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_console_command_is_the_same(tmp_path, monkeypatch):
+    out = tmp_path / "mine.json"
+    code = hicache(
+        monkeypatch, "calibrate", *QUICK, "--only", "host", "--disk", str(tmp_path), "--out",
+        str(out), "--name", "lab",
+    )  # fmt: skip
+    assert code == 0
+    profile = decode_profile(out.read_bytes(), "mine")
+    assert profile.name == "lab"
+    assert profile.measurement.command.startswith("hicache calibrate --device none")
+    assert [each.key for each in profile.measurement.series] == ["host.copy"]

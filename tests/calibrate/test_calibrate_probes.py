@@ -1,0 +1,166 @@
+"""The probes themselves, on CPU tensors and Triton's interpreter: the code that a GPU runs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from itertools import pairwise
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from calibrate.command import run_calibration
+from calibrate.kit import Options, make_kit
+from calibrate.points import Point
+from calibrate.probes.bench import Bench, Scale
+from calibrate.probes.disk import DiskProbe
+from calibrate.probes.engine import KINDS, EngineProbe
+from calibrate.probes.host import HostProbe
+from calibrate.probes.interference import InterferenceProbe
+from calibrate.probes.peers import PeersProbe
+from calibrate.probes.steps import StepsProbe
+from calibrate.probes.transfers import TransfersProbe
+from hicache.errors import InputError
+from scenario.geometry import load_geometry
+
+CONFIG = {
+    "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 61,
+    "max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float32",
+}  # fmt: skip
+SCALE = Scale(device_tokens=512, host_bytes=1 << 20, chunk_tokens=32, batch=2, context_tokens=48)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def bench(config):
+    made = Bench("cpu", load_geometry(config), config, 8, scale=SCALE)
+    yield made
+    made.close()
+
+
+def test_steps_of_every_kind_are_timed(bench):
+    probe = StepsProbe(bench)
+    probe.open()
+    points = probe.points("quick")
+    kinds = {each.series for each in points}
+    assert kinds == {"steps.prefill", "steps.joint", "steps.decode", "steps.burst"}
+    assert kinds <= set(probe.describe())
+    for kind in sorted(kinds):
+        point = next(each for each in points if each.series == kind)
+        assert probe.sampler(point)() > 0
+    assert all(sum(each.at) <= 512 for each in points if each.series == "steps.prefill")
+    assert {each.role for each in points} == {"fit", "check"}
+
+
+def test_no_step_is_faster_than_the_memory_reads_the_weights(bench):
+    probe = StepsProbe(bench, hbm_bytes_per_s=1e6)
+    floor = probe.floor(Point("steps.prefill", (16, 0)))
+    geometry = bench.geometry
+    read = geometry.weight_bytes - 4 * geometry.vocab_size * geometry.hidden_size
+    assert floor.ns == pytest.approx(read * 1e9 / 1e6)
+    assert StepsProbe(bench).floor(Point("steps.prefill", (16, 0))).ns == 0
+
+
+def test_copies_of_every_back_end_are_timed(bench):
+    probe = TransfersProbe(bench, link_bytes_per_s=1e9)
+    probe.open()
+    points = probe.points("quick")
+    assert {each.series for each in points} == set(probe.describe())
+    seen = set()
+    for point in points:
+        if point.series not in seen and "staged" not in point.series:
+            seen.add(point.series)
+            assert probe.sampler(point)() > 0
+            assert probe.floor(point).ns == pytest.approx(point.at[0])
+    probe.close()
+    assert len(seen) == 3 + 3 * 5
+
+
+def test_scattered_pages_are_no_neighbours(bench):
+    probe = TransfersProbe(bench)
+    lists = probe._lists(8 * bench.layout.page_bytes, "scattered")
+    for pages in lists:
+        numbers = sorted(first for first, _ in pages)
+        assert all(b - a >= 2 for a, b in pairwise(numbers))
+
+
+def test_the_engines_own_time_is_found_in_a_live_run(bench, tmp_path):
+    probe = EngineProbe(bench, str(tmp_path), requests=10)
+    probe.open()
+    waits = probe._waits
+    assert {"prefill", "burst", "d2h", "h2s"} <= set(waits) <= set(KINDS)
+    assert all(0 < each < 60e9 for kind in waits.values() for each in kind)
+    assert probe.sampler(Point("engine.prefill", ()))() > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_disk_is_timed_and_left_clean(tmp_path):
+    probe = DiskProbe(str(tmp_path), 4096, file_bytes=1 << 20, most_bytes=1 << 16, workers=2)
+    points = probe.points("thorough")
+    probe.open()
+    seen = set()
+    for point in points:
+        if point.series not in seen:
+            seen.add(point.series)
+            assert probe.sampler(point)() > 0
+    assert seen == set(probe.describe())
+    probe.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_host_copies_are_timed():
+    probe = HostProbe(None, copied_bytes=1 << 20)
+    probe.open()
+    points = probe.points("quick")
+    assert {each.series for each in points} == {"host.copy"}
+    assert all(probe.sampler(point)() > 0 for point in points)
+    probe.close()
+
+
+def test_interference_is_timed_both_ways(bench):
+    probe = InterferenceProbe(bench)
+    probe.open()
+    for point in probe.points("quick"):
+        assert probe.sampler(point)() > 0
+    probe.close()
+
+
+def test_copies_between_devices_are_timed_for_each_pair():
+    probe = PeersProbe(["cpu", "cpu"])
+    points = probe.points("quick")
+    assert [each.at[:2] for each in points] == [(0, 1), (0, 1), (1, 0), (1, 0)]
+    assert probe.sampler(points[0])() > 0
+    probe.close()
+    assert PeersProbe(["cpu"]).points("quick") == []
+
+
+def test_a_kit_for_the_cpu_has_every_probe(config, tmp_path):
+    options = Options(
+        out=str(tmp_path / "mine.json"), model=config, device="cpu", disk=str(tmp_path),
+        page_size_tokens=16,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        kit = make_kit(options, stack)
+        assert [each.name for each in kit.probes] == [
+            "steps", "engine", "transfers", "interference", "disk", "host"
+        ]  # fmt: skip
+        only = make_kit(options._replace(only=("transfers",)), stack)
+        assert [each.name for each in only.probes] == ["transfers"]
+
+
+def test_a_gpu_that_is_not_there_is_told(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(InputError, match="--device cuda: there is no CUDA GPU here"):
+        run_calibration(Options(out=str(tmp_path / "mine.json"), device="cuda"))

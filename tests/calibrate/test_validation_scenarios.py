@@ -1,0 +1,104 @@
+"""The validation's scenarios load the machine and its tiers as they say; what was recorded of them
+is judged again to the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from calibrate.validate.validation import as_json, as_the_machine_did, validate
+from scenario.load import load_scenario
+from scenario.results import summary_text
+from sim.replay import replay
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FOLDER = REPOSITORY / "benchmarks" / "validation"
+SCENARIOS = sorted(FOLDER.glob("*.toml"))
+JUDGED = sorted(FOLDER.glob("results/*/*/validation.json"))
+
+
+def test_there_are_four_kinds_with_and_without_l3_and_one_that_is_saturated() -> None:
+    names = {path.stem for path in SCENARIOS}
+    kinds = ("conversation", "multi-turn", "shared", "thrash")
+    assert names == {"saturated", *(f"{kind}-{tier}" for kind in kinds for tier in ("l2", "l3"))}
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_a_scenario_keeps_its_tiers_busy_and_its_load(path: Path) -> None:
+    scenario = as_the_machine_did(load_scenario(path))
+    summary = replay(scenario).summary
+    tokens, prompts = summary["cached_tokens_total"], summary["prompt_tokens"]
+    share = {tier: tokens[tier] / prompts for tier in tokens}
+    assert 10 < summary["throughput"]["duration_s"] < 40
+    assert share["device"] > 0.05
+    assert share["host"] > 0.05
+    if path.stem.endswith("l3"):
+        assert share["storage"] > 0.02
+    else:
+        assert summary["tiers"]["storage"]["capacity_pages"] == 0
+    if path.stem.startswith("thrash"):
+        assert summary["computed_tokens"] / prompts > 0.6
+    if path.stem != "saturated":
+        everything = {"load.arrivals": "at_once"}
+        if summary["load"]["loop"] == "closed":
+            everything["load.parallel"] = 16
+        given = {"machine.transfer_mode": scenario.machine.transfer_mode, **everything}
+        most = replay(load_scenario(path, given)).summary["throughput"]["requests_per_s"]
+        # Of the hand-made profile's capacity, which is a little more than the machine's.
+        assert 0.45 < summary["throughput"]["requests_per_s"] / most < 0.95
+
+
+@pytest.mark.parametrize("path", JUDGED, ids=lambda path: path.parent.name)
+def test_what_was_recorded_is_judged_to_the_same_numbers(path: Path) -> None:
+    from calibrate.validate.command import recorded_runs
+    from calibrate.validate.limits import KNOWN
+
+    found = json.loads(path.read_text())
+    profile = found["profile"]["name"]
+    runs = [str(run) for run in sorted(path.parent.glob("hw-*"))]
+    hardware, scenario = recorded_runs(None, {"machine.profile": profile}, runs)
+    limits = KNOWN["saturated" if path.parent.name == "saturated" else "usual"]
+    again = validate(hardware, scenario, path.parent.name, limits=limits, explains="nothing")
+    table = json.loads(summary_text(as_json(again)))
+    for key in ("figures", "tokens_by_source", "limits", "device_model"):
+        assert table[key] == found[key], key
+
+
+def test_the_runs_can_be_recorded_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 40, "output_length": 2, "hash_ids": [0]}\n')
+    config = {
+        "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 256,
+        "max_position_embeddings": 4096, "tie_word_embeddings": True, "torch_dtype": "float32",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = {
+        "trace.path": trace, "model.name": tmp_path / "config.json", "hw.compute": "synthetic",
+        "tiers.l1": "10pages", "tiers.l2": "10pages", "tiers.l3": "10pages",
+        "tiers.page_size_tokens": 16, "scheduler.chunk_tokens": 64,
+    }  # fmt: skip
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [
+            sys.executable, FOLDER / "record.py", "--device", "cpu", "--out", out, "shared-l3",
+            *(f"--set={key}={value}" for key, value in given.items()),
+        ],
+        cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY), "PATH": "", "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("requests/s") == 2
+    for number in ("1", "2"):
+        folder = out / "shared-l3" / f"hw-{number}"
+        assert {each.name for each in folder.iterdir()} == {
+            "scenario.toml", "summary.json", "completions.jsonl.gz"
+        }  # fmt: skip
+        scenario = load_scenario(folder / "scenario.toml")
+        assert Path(scenario.trace.path).resolve() == (out / "traces" / "trace.jsonl").resolve()
