@@ -8,9 +8,12 @@ Both refuse to evict: who asks for more than is free has made a mistake.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import final
+from typing import Final, final
 
 from hicache.operations import PageRuns
+
+_BITS: Final = 32
+_FIRST: Final = (1 << 32) - 1
 
 
 class Allocator:
@@ -60,38 +63,51 @@ class PageAllocator(Allocator):
     __slots__ = ("_by_size", "_by_start", "_starts")
 
     def __init__(self, capacity: int) -> None:
+        assert capacity <= _FIRST, "more pages than their numbers have room for"
         self.free = capacity
         self._by_start: dict[int, int] = {}  # first page of a free run -> its length
         self._starts: list[int] = []  # the first pages of all free runs, sorted
-        self._by_size: list[tuple[int, int]] = []  # (length, first page), sorted
+        # length << 32 | first page, sorted: one number is compared faster than a pair.
+        self._by_size: list[int] = []
         if capacity:
-            self._add(0, capacity)
+            self._by_start[0] = capacity
+            self._starts.append(0)
+            self._by_size.append(capacity << _BITS)
 
     def take(self, count: int) -> PageRuns:
         """Hand out `count` pages as runs in the order in which they should be used."""
         assert 0 <= count <= self.free, (count, self.free)
         self.free -= count
+        starts, by_start, by_size = self._starts, self._by_start, self._by_size
         taken: list[tuple[int, int]] = []
         while count:
-            place = bisect_left(self._by_size, (count, -1))
-            if place == len(self._by_size):
+            place = bisect_left(by_size, count << _BITS)
+            if place == len(by_size):
                 place -= 1  # nothing holds it all: use up the largest
-            size, first = self._by_size[place]
-            self._remove(place)
-            used = min(size, count)
-            taken.append((first, used))
-            if used < size:
-                self._add(first + used, size - used)
-            count -= used
+            run = by_size.pop(place)
+            size, first = run >> _BITS, run & _FIRST
+            del by_start[first]
+            at = bisect_left(starts, first)
+            if count < size:  # its tail stays, in its place
+                starts[at] = rest = first + count
+                by_start[rest] = size - count
+                insort(by_size, size - count << _BITS | rest)
+                taken.append((first, count))
+                break
+            del starts[at]
+            taken.append((first, size))
+            count -= size
         return tuple(taken)
 
     def give(self, pages: PageRuns, count: int) -> None:
         """Take pages back and join them with their free neighbours. A page that is free already is
         a bug.
         """
-        assert count == sum(length for _, length in pages), (count, pages)
+        given = 0
         for first, length in pages:
             self._free_run(first, length)
+            given += length
+        assert given == count, (count, pages)
         self.free += count
 
     def free_runs(self) -> list[tuple[int, int]]:
@@ -99,33 +115,32 @@ class PageAllocator(Allocator):
         return sorted(self._by_start.items())
 
     def _free_run(self, first: int, length: int) -> None:
-        place = bisect_left(self._starts, first)
-        following = self._starts[place] if place < len(self._starts) else None
-        before = self._starts[place - 1] if place else None
-        twice = f"pages {first}..{first + length - 1} freed twice"
-        assert before is None or before + self._by_start[before] <= first, twice
-        assert following is None or following >= first + length, twice
-        if following is not None and following == first + length:
-            length += self._forget(following)
-        if before is not None and before + self._by_start[before] == first:
-            first, length = before, length + self._forget(before)
-        self._add(first, length)
-
-    def _forget(self, first: int) -> int:
-        """Take the free run that begins at `first` out of the books; returns its length."""
-        size = self._by_start[first]
-        self._remove(bisect_left(self._by_size, (size, first)))
-        return size
-
-    def _add(self, first: int, size: int) -> None:
-        self._by_start[first] = size
-        insort(self._starts, first)
-        insort(self._by_size, (size, first))
-
-    def _remove(self, place: int) -> None:
-        _, first = self._by_size.pop(place)
-        del self._by_start[first]
-        del self._starts[bisect_left(self._starts, first)]
+        starts, by_start, by_size = self._starts, self._by_start, self._by_size
+        end = first + length
+        place = bisect_left(starts, first)
+        following = starts[place] if place < len(starts) else -1
+        assert following < 0 or following >= end, f"pages {first}..{end - 1} freed twice"
+        before = starts[place - 1] if place else -1
+        joins = False
+        if before >= 0:
+            size = by_start[before]
+            assert before + size <= first, f"pages {first}..{end - 1} freed twice"
+            if before + size == first:
+                joins = True
+                del by_size[bisect_left(by_size, size << _BITS | before)]
+                first, length = before, length + size
+        if following == end:
+            size = by_start.pop(following)
+            del by_size[bisect_left(by_size, size << _BITS | following)]
+            length += size
+            if joins:
+                del starts[place]
+            else:
+                starts[place] = first
+        elif not joins:
+            starts.insert(place, first)
+        by_start[first] = length
+        insort(by_size, length << _BITS | first)
 
 
 def cut(pages: PageRuns, count: int) -> tuple[PageRuns, PageRuns]:

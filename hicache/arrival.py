@@ -111,6 +111,7 @@ class Arrival:
     def _publish(self) -> None:
         assert self.after is None or self.after.published, "published before the pages in front"
         tree, tier, first = self.tree, self.target, self.first
+        owner = tree.tiers[tier]
         # From the end upwards: each node takes its share from the tail of the page list.
         left = self.count
         pages = self.pages
@@ -131,10 +132,12 @@ class Arrival:
             assert parent is not None
             if not held:
                 parent.kids[tier] += 1
+            if owner.notes:  # whoever had it loaded into L1 will count its hit
+                owner.arrived(current, count, 0 if tier else 1)
             current = parent
         assert left == 0
         # The path is pinned, so none of it counts as evictable.
-        tree.tiers[tier].resident += self.count
+        owner.resident += self.count
 
     def _roll_back(self) -> None:
         tier, first = self.target, self.first

@@ -22,6 +22,7 @@ from hicache.ports import Lanes
 from hicache.requests import Request
 from hicache.restore_policy import make_policy
 from hicache.scheduler import Scheduler
+from hicache.store_contents import StoreContents
 from hicache.tree import HiRadixTree
 from hicache.untimed import UntimedServer
 
@@ -68,13 +69,20 @@ class Engine:
         else:
             Task(StreamedArrivals(self.env, self.scheduler).run(requests))
 
-    def serve_untimed(self, requests: Iterable[Request]) -> None:
+    def serve_untimed(
+        self, requests: Iterable[Request], contents: StoreContents | None = None
+    ) -> None:
         """Serve `requests` one at a time in their order, as if nothing took time; the lanes are not
-        used.
+        used. `contents`: of a store that is shared with other engines.
         """
         if self._untimed is None:
-            self._untimed = UntimedServer(self.tree, self.metrics, self.options)
+            self._untimed = UntimedServer(self.tree, self.metrics, self.options, contents)
         self._untimed.serve(requests)
+
+    @property
+    def running(self) -> int:
+        """Requests admitted and not done."""
+        return self.scheduler.running
 
     def abort(self, number: int) -> bool:
         """Give a request up, in whatever phase it is; False if it is not known (any more)."""
@@ -82,7 +90,11 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Assert every invariant of the tree and its tiers."""
-        check_integrity(self.tree)
+        prefetcher = self.scheduler.prefetcher
+        if prefetcher is None:
+            check_integrity(self.tree)
+        else:
+            check_integrity(self.tree, *prefetcher.lent())
 
     def status(self) -> dict[str, Any]:
         """A snapshot: pages of each tier by state, work under way, and what is believed."""
@@ -96,6 +108,7 @@ class Engine:
             }
             for name, tier in zip(TIER_NAMES, self.tree.tiers, strict=True)
         }
+        prefetcher, writer = self.scheduler.prefetcher, self.scheduler.store_writer
         belief = {
             name: {"fixed_seconds": line.fixed, "slope_seconds": line.slope, "samples": line.seen}
             for name, line in (("prefill", self.belief.prefill), *self.belief.copies.items())
@@ -104,9 +117,10 @@ class Engine:
             "tiers": tiers,
             "waiting_requests": self.scheduler.waiting,
             "running_requests": self.scheduler.running,
-            "pending_writes": self.transfers.writes_pending,
+            "pending_writes": self.transfers.writes_pending + (writer.pending if writer else 0),
             "pending_restores": self.transfers.restores_pending,
-            "write_backlog_pages": self.transfers.backlog_pages,
+            "pending_prefetches": prefetcher.under_way if prefetcher else 0,
+            "write_backlog_pages": (writer or self.transfers).backlog_pages,
             "belief": belief,
         }
 

@@ -3,6 +3,7 @@ first.
 
 Only leaves are candidates, so a strategy never has to know the tree. Facts: the strategies of
 SGLang's radix cache. A strategy refuses to keep state of its own: what it needs stands in the node.
+Those that must remember something are in `hicache.remembering`.
 """
 
 from __future__ import annotations
@@ -65,3 +66,7 @@ STRATEGIES: dict[EvictionName, Strategy] = {
 # Strategies whose key can fall while a node stays a candidate: an access must then offer the node
 # again.
 KEY_CAN_FALL: frozenset[EvictionName] = frozenset({"mru"})
+
+# Strategies whose key falls when a node is cut and its upper half counts as made now
+# (`cache.touch = "walked"`).
+SPLIT_CAN_LOWER_KEY: frozenset[EvictionName] = frozenset({"filo"})

@@ -22,6 +22,11 @@ from hicache.tree import HiRadixTree
 FIRST_PRIVATE_KEY = -(1 << 62)
 
 
+def first_private_key(options: EngineOptions) -> int:
+    """Where the keys of pages that no prompt names begin: room for 2^44 of them in each engine."""
+    return FIRST_PRIVATE_KEY + (options.instance << 44)
+
+
 class Holdings:
     """Gives pages of requests to the tree, and the rest back."""
 
@@ -34,7 +39,7 @@ class Holdings:
         self._page = options.page_size_tokens
         self._caches_outputs = options.cache.outputs == "cached"
         self._writes_at_prefill = options.cache.write_at == "prefill"
-        self._private_key = FIRST_PRIVATE_KEY
+        self._private_key = first_private_key(options)
 
     def leave_prompt(self, run: Running) -> None:
         """The prompt is computed: its pages become the tree's, as far as no arrival is in the
@@ -47,6 +52,8 @@ class Holdings:
             self._adopt(run, end)
             if self._writes_at_prefill:
                 self._transfers.write_through(run.node)
+        elif self._tree.counts_full_hits and run.node is not None:
+            self._tree.extend(run.node, request.prompt_runs, request.priority)
 
     def leave_all(self, run: Running, kv_tokens: int) -> None:
         """The request is done with `kv_tokens` tokens in L1: cache its output (all but its last
@@ -74,9 +81,11 @@ class Holdings:
         if run.held < prompt_pages:
             self.leave_prompt(run)  # an arrival stood in the way when the prompt was computed
         more = full_pages - run.held
-        if run.held != prompt_pages or more <= 0:
-            return
         assert run.node is not None
+        if run.held != prompt_pages or more <= 0:
+            if self._tree.counts_inserts and run.generated > 1:
+                self._tree.append(run.node, ())
+            return
         end = self._tree.append(run.node, answer_runs(run.request, more, self._private_key))
         self._private_key += more + 1
         self._adopt(run, end)

@@ -22,6 +22,18 @@ DROP_REASONS = (
 )
 
 
+# Why tokens that a store said it holds, and that were asked for, were not put into L2.
+UNFULFILLED_REASONS = (
+    "below_threshold",  # too few to be worth a read
+    "host_capacity",  # no room in L2
+    "storage_transfer",  # the read failed, or the store had lost them
+    "deadline",  # the stop policy did not wait any longer
+    "dropped",  # the request was given up
+)
+# Why a store was not asked at all: what it would have had is not known.
+DECLINED_REASONS = ("rate_limited", "host_capacity")
+
+
 class DirectionStats:
     """Totals of one direction. Times in ns: queue = submitted to started, service = started to
     finished.
@@ -111,13 +123,22 @@ class Metrics:
         self.restored_pages = 0
         self.restore_ns = 0
         self.restore_under_decode_ns = 0
-        self.promoted_pages = 0  # read from L3 into L2 on behalf of a restore
+        # Tokens: fulfilled + unfulfilled = hit once no prefetch is under way.
+        self.prefetches = 0
+        self.prefetch_hit_tokens = 0
+        self.prefetch_fulfilled_tokens = 0
+        self.prefetch_unfulfilled_tokens: dict[str, int] = dict.fromkeys(UNFULFILLED_REASONS, 0)
+        self.prefetches_declined: dict[str, int] = dict.fromkeys(DECLINED_REASONS, 0)
+        self.prefetch_declined_tokens: dict[str, int] = dict.fromkeys(DECLINED_REASONS, 0)
+        self.lookups_failed = 0
+        self.promoted_pages = 0  # read from L3 into L2
         self.joined_restores = 0
         self.restore_fallbacks = 0
         self.policy_skips = 0
         self.policy_probes = 0
         self.duplicate_pages = 0
         self.merged_writes = 0
+        self.merged_loads = 0  # that had no copy of their own
         self.retractions = 0
         self.retracted_tokens = 0
         self.recomputed_tokens = 0  # computed again after a retraction

@@ -9,6 +9,8 @@ The state of a page of the node in tier t is thus read from three numbers:
     PUBLISHED   below resident[t]
     ARRIVING    from there on, while arrival[t] is set (may not be read, moved or handed out)
     ABSENT      from there on, otherwise
+
+Under write back an evicted page of L1 is LEAVING, in no node's run (`Victim`), until L2 has it.
 """
 
 from __future__ import annotations
@@ -67,3 +69,22 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node([{self.depth}, {self.end}), keys {self.start}.., resident {self.resident})"
+
+
+@final
+class Victim:
+    """Pages that have left L1 and are not free before L2 has them: `count` pages of a path, from
+    page `first` on, which were the tail of what L1 held of `node`. LEAVING, in the states above.
+
+    `key` is the first one's; if L2 does not get them, `reason` is why.
+    """
+
+    __slots__ = ("count", "first", "key", "node", "pages", "reason")
+
+    def __init__(self, node: Node, left: int, count: int, pages: PageRuns) -> None:
+        self.node = node
+        self.first = node.depth + left
+        self.key = node.start + left
+        self.count = count
+        self.pages = pages
+        self.reason = "transfer_failed"

@@ -56,12 +56,14 @@ class Copy(ByValue):
     """Move `pages` pages of KV cache, `size_bytes` in all, from one tier to the next.
 
     `extents`: runs that are consecutive at the source and the target at once; 1 where pages are
-    only counted.
+    only counted. `keys`: runs of page keys, where L3 is a store that is asked by them; its own
+    pages then have no numbers. A read brings the leading pages that are there, a write moves those
+    that are not there yet: the completion says how many.
     """
 
-    __slots__ = ("direction", "extents", "pages", "size_bytes", "source", "target")
+    __slots__ = ("direction", "extents", "keys", "pages", "size_bytes", "source", "target")
 
-    __match_args__ = ("direction", "pages", "size_bytes", "extents", "source", "target")
+    __match_args__ = ("direction", "pages", "size_bytes", "extents", "source", "target", "keys")
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class Copy(ByValue):
         extents: int,
         source: PageRuns = (),
         target: PageRuns = (),
+        keys: PageRuns = (),
     ) -> None:
         self.direction: Direction = direction
         self.pages = pages
@@ -78,11 +81,31 @@ class Copy(ByValue):
         self.extents = extents
         self.source = source
         self.target = target
+        self.keys = keys
 
     def fields(self) -> tuple[Any, ...]:
         return (
             self.direction, self.pages, self.size_bytes, self.extents, self.source, self.target,
+            self.keys,
         )  # fmt: skip
+
+
+@final
+class Lookup(ByValue):
+    """Ask the store how many of `pages` pages it has, from the first on: `keys` are runs of their
+    keys. The completion's `answer` says it.
+    """
+
+    __slots__ = ("keys", "pages")
+
+    __match_args__ = ("pages", "keys")
+
+    def __init__(self, pages: int, keys: PageRuns) -> None:
+        self.pages = pages
+        self.keys = keys
+
+    def fields(self) -> tuple[Any, ...]:
+        return self.pages, self.keys
 
 
 @final
@@ -106,11 +129,15 @@ class Chunk(ByValue):
 class Prefill(ByValue):
     """One prefill step. With `decode_batch` > 0 it also advances that many requests by one token
     each.
+
+    `load`: the number of the h2d `Copy` under way that brings pages which the step reads, -1 if
+    none does. Each layer of the step waits until its part of the pages is there; where the copy
+    fails, the step computes nothing that may be used, and may end in a TransferError itself.
     """
 
-    __slots__ = ("chunks", "decode_batch", "decode_context_tokens", "tokens")
+    __slots__ = ("chunks", "decode_batch", "decode_context_tokens", "load", "tokens")
 
-    __match_args__ = ("chunks", "tokens", "decode_batch", "decode_context_tokens")
+    __match_args__ = ("chunks", "tokens", "decode_batch", "decode_context_tokens", "load")
 
     def __init__(
         self,
@@ -118,14 +145,16 @@ class Prefill(ByValue):
         tokens: int,
         decode_batch: int = 0,
         decode_context_tokens: int = 0,
+        load: int = -1,
     ) -> None:
         self.chunks = chunks
         self.tokens = tokens
         self.decode_batch = decode_batch
         self.decode_context_tokens = decode_context_tokens
+        self.load = load
 
     def fields(self) -> tuple[Any, ...]:
-        return self.chunks, self.tokens, self.decode_batch, self.decode_context_tokens
+        return self.chunks, self.tokens, self.decode_batch, self.decode_context_tokens, self.load
 
 
 @final
@@ -153,7 +182,7 @@ class Decode(ByValue):
         return self.batch, self.context_tokens, self.max_steps, self.requests
 
 
-Operation = Copy | Prefill | Decode
+Operation = Copy | Prefill | Decode | Lookup
 
 
 @final
@@ -162,7 +191,8 @@ class Completion(ByValue):
 
     submitted <= started <= finished <= stamp. `setup_ns` is the part of finished - submitted that
     will not recur (first allocation of a work buffer); the cost model does not learn it. `steps`
-    and `step_ends_ns` belong to `Decode`: how many steps were done and when each ended.
+    and `step_ends_ns` belong to `Decode`: how many steps were done and when each ended. `steps` is
+    the `answer`, in pages, of a `Lookup` and of a `Copy` by keys.
     """
 
     __slots__ = (
@@ -209,6 +239,13 @@ class Completion(ByValue):
             self.number, self.operation, self.submitted_ns, self.started_ns, finished_ns, stamp_ns,
             self.setup_ns, self.steps, self.step_ends_ns,
         )  # fmt: skip
+
+    @property
+    def answer(self) -> int:
+        """Of a `Lookup`: how many leading pages the store has. Of a read by keys: how many leading
+        pages came; of a write: how many were moved, since the store had the others.
+        """
+        return self.steps
 
     @property
     def recurring_ns(self) -> int:

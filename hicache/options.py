@@ -11,10 +11,16 @@ from typing import Literal
 
 from hicache.errors import InputError
 
-EvictionName = Literal["lru", "lfu", "fifo", "filo", "mru", "slru", "priority"]
+EvictionName = Literal[
+    "lru", "lfu", "fifo", "filo", "mru", "slru", "priority", "gdsf", "s3fifo", "arc",
+]  # fmt: skip
 EVICTION_NAMES: tuple[EvictionName, ...] = (
-    "lru", "lfu", "fifo", "filo", "mru", "slru", "priority",
+    "lru", "lfu", "fifo", "filo", "mru", "slru", "priority", "gdsf", "s3fifo", "arc",
 )  # fmt: skip
+
+
+# Who decides which of several engines serves a request (`hicache.router`).
+RouterName = Literal["round_robin", "least_loaded", "cache_aware"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,42 @@ class CacheOptions:
     # "node": whole leaves until the shortfall is covered. "page": exactly the shortfall, from the
     # leaf's tail.
     eviction_granularity: Literal["node", "page"] = "node"
-    write_policy: Literal["write_through", "none"] = "write_through"
+    # How much goes as soon as something is missing. "shortfall": what is missing. "request": as
+    # much as was asked for, whatever is free.
+    l1_eviction_amount: Literal["shortfall", "request"] = "shortfall"
+    l2_eviction_amount: Literal["shortfall", "request"] = "shortfall"
+    # "any": whatever no child in L2 needs. "not_in_l1": only what L1 does not hold; who asks for
+    # more gets nothing, and what could go is gone. "duplicates_first": copies of what L1 holds,
+    # oldest first (`hicache.duplicates`), then as "not_in_l1".
+    l2_victims: Literal["any", "not_in_l1", "duplicates_first"] = "any"
+    # What counts as used by a lookup or an insert. "matched": what matched, all of it at one time.
+    # "walked", as in SGLang: each node at a time of its own, parents first; one that matched in
+    # part is used as a whole before it is cut, and its upper half is a node made now.
+    touch: Literal["matched", "walked"] = "matched"
+    # Eviction ahead of need, before each step: from the high mark on, in parts of the tier in use,
+    # down to the low one. 0: never.
+    l1_high_watermark: float = 0.0
+    l1_low_watermark: float = 0.0
+    l2_high_watermark: float = 0.0
+    l2_low_watermark: float = 0.0
+    # For "gdsf": a page behind so many tokens takes twice as long to compute as the first one.
+    gdsf_doubling_tokens: int = 32768
+    # What a hit is that "lfu", "slru" and the write policies count. "request": each node that a
+    # request leaves or finds, once. "insert", as SGLang up to 0.5.20: once when its prompt is
+    # computed and once more when it has ended, but not where pages come back that had left L1.
+    hit_counting: Literal["request", "insert"] = "request"
+    # When L2 gets a copy. "write_through": of all that is cached. "write_through_selective": of
+    # what was hit as often as `write_after_hits` says (`hicache.write_rules`). "write_back": of
+    # what L1 evicts, before it goes (`hicache.write_back`); hits are not counted then.
+    write_policy: Literal["write_through", "write_through_selective", "write_back", "none"] = (
+        "write_through"
+    )
+    # Hits from which on a node is written. 0: 1 under write_through, 2 under
+    # write_through_selective (3 in old versions of SGLang).
+    write_after_hits: int = 0
+    # "path": what a request has and L2 lacks is one copy. "node": each node is one, parents first;
+    # where one gets no room, nothing behind it is tried.
+    write_unit: Literal["path", "node"] = "path"
     # When: "finish" writes prompt and output in one operation (until then L1 keeps them pinned
     # anyway); "prefill" writes the prompt as soon as it is computed, and the output at the end.
     write_at: Literal["finish", "prefill"] = "finish"
@@ -46,9 +87,22 @@ class CacheOptions:
     write_backlog_fraction: float = 0.5
 
     def __post_init__(self) -> None:
+        for tier in ("l1", "l2"):
+            _watermarks(
+                f"cache.{tier}",
+                getattr(self, f"{tier}_high_watermark"),
+                getattr(self, f"{tier}_low_watermark"),
+            )
+        _positive("cache.gdsf_doubling_tokens", self.gdsf_doubling_tokens)
+        _not_negative("cache.write_after_hits", self.write_after_hits)
         _positive("cache.writes_in_flight", self.writes_in_flight)
         _not_negative("cache.merge_writes_tokens", self.merge_writes_tokens)
         _fraction("cache.write_backlog_fraction", self.write_backlog_fraction)
+
+    @property
+    def least_write_hits(self) -> int:
+        """Hits from which on a node is written under `write_policy`."""
+        return self.write_after_hits or (2 if self.write_policy == "write_through_selective" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +115,16 @@ class RestoreOptions:
     threshold_tokens: int = 256
     # True: restores of queued requests run under decode. False: the engine waits for each restore.
     overlap: bool = True
+    # True: a request is prefilled while its pages still come from L2, each layer as soon as its
+    # part of them is there. False: prefill begins when all of them are.
+    layerwise: bool = False
+    # When a load from L2 begins. "admission": when its request is admitted (and what L3 has is in
+    # L2); it runs under decode. "prefill": with the prefill step that needs it; nobody decodes
+    # meanwhile. With `layerwise` that step goes on beside it.
+    start: Literal["admission", "prefill"] = "admission"
+    # True: the loads that begin together (with one prefill step, or one round of admission) are one
+    # copy.
+    merge_loads: bool = False
     # Every N-th refusal of the cost policy is restored all the same, so that a slow first sample
     # cannot stop sampling for ever. 0: never.
     probe_every: int = 0
@@ -71,9 +135,74 @@ class RestoreOptions:
     def __post_init__(self) -> None:
         _not_negative("restore.threshold_tokens", self.threshold_tokens)
         _not_negative("restore.probe_every", self.probe_every)
+        if self.layerwise and not self.overlap:
+            raise InputError(
+                "restore.layerwise is true and restore.overlap false: an engine that waits for "
+                "each restore prefills nothing meanwhile; allowed: one of the two"
+            )
+        if self.start == "prefill" and not self.overlap:
+            raise InputError(
+                "restore.start is prefill and restore.overlap false: an engine that waits for each "
+                "restore would wait for one that begins when it goes on; allowed: one of the two"
+            )
         _positive("restore.prior_recompute_us_per_token", self.prior_recompute_us_per_token)
         _positive("restore.prior_host_gib_per_s", self.prior_host_gib_per_s)
         _positive("restore.prior_storage_gib_per_s", self.prior_storage_gib_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """What L3 is to the engine."""
+
+    # Whose knowledge decides what L3 holds. "tree": the tree's; L3 is the engine's own, and evicts
+    # as the other tiers do. "store": a store is asked by page key; it evicts by itself, and may be
+    # shared.
+    index: Literal["tree", "store"] = "tree"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchOptions:
+    """How L3 is read (`hicache.prefetch`). All but `mode` belong to "queued"."""
+
+    # "restore": by the restore of a request. "queued": into L2, while a request is in the queue.
+    mode: Literal["restore", "queued"] = "restore"
+    # What is worth a question, or a read; at least a page.
+    threshold_tokens: int = 256
+    # When a request's turn has come and its prefetch is not over. "best_effort": it ends.
+    # "wait_complete": the request waits, those behind it do not. "timeout": it waits until
+    # min(max, base + per_ki_token * tokens / 1024) has passed since it was queued (max 0: none).
+    stop: Literal["best_effort", "wait_complete", "timeout"] = "wait_complete"
+    timeout_base_s: float = 2.0
+    timeout_per_ki_token_s: float = 0.1
+    timeout_max_s: float = 30.0
+    # Pages of one question, and of one read or write.
+    query_batch_pages: int = 128
+    read_batch_pages: int = 128
+    # Reads at once.
+    workers: int = 1
+    # Nothing more is asked for while so much is: this part of L2, or of what L2 has beyond L1.
+    limit: Literal["host", "host_less_device"] = "host"
+    limit_fraction: float = 0.5
+    # When L2 pages are taken: for what L3 has, or for all that is asked for.
+    allocate: Literal["after_lookup", "before_lookup"] = "after_lookup"
+    # Too little room in L2: a shorter part is read, or nothing.
+    shortfall: Literal["trim", "revoke"] = "trim"
+    # When what has come may be hit: when the read is done, or when the turn of its request comes.
+    publish: Literal["done", "turn"] = "done"
+    # How often one that was declined, or found too little, is tried again, and after how many
+    # passes of admission.
+    retries: int = 0
+    retry_passes: int = 8
+
+    def __post_init__(self) -> None:
+        for name in (
+            "threshold_tokens", "timeout_base_s", "timeout_per_ki_token_s", "timeout_max_s",
+            "retries",
+        ):  # fmt: skip
+            _not_negative(f"prefetch.{name}", getattr(self, name))
+        for name in ("query_batch_pages", "read_batch_pages", "workers", "retry_passes"):
+            _positive(f"prefetch.{name}", getattr(self, name))
+        _fraction("prefetch.limit_fraction", self.limit_fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +269,11 @@ class EngineOptions:
     page_ids: Literal["counted", "named"] = "counted"
     # `check_integrity` after every N-th scheduler step; 0: never.
     check_every_steps: int = 0
+    storage: StorageOptions = field(default_factory=StorageOptions)
+    prefetch: PrefetchOptions = field(default_factory=PrefetchOptions)
+    # Its number among the engines that share a store: pages that no prompt names must not have the
+    # same keys in two of them.
+    instance: int = 0
 
     def __post_init__(self) -> None:
         _positive("page_size_tokens", self.page_size_tokens)
@@ -148,11 +282,29 @@ class EngineOptions:
         _not_negative("host_pages", self.host_pages)
         _not_negative("storage_pages", self.storage_pages)
         _not_negative("check_every_steps", self.check_every_steps)
+        _not_negative("instance", self.instance)
         if self.storage_pages and not self.host_pages:
             raise InputError(
                 f"storage_pages is {self.storage_pages} but host_pages is 0: "
                 "pages reach L3 through L2, so an L3 needs an L2"
             )
+        if (self.storage.index == "store") != (self.prefetch.mode == "queued"):
+            raise InputError(
+                f"storage.index is {self.storage.index} and prefetch.mode {self.prefetch.mode}: a "
+                "store is read by prefetches of queued requests, and the tree's own L3 by "
+                'restores; allowed: "store" with "queued", or "tree" with "restore"'
+            )
+
+    @property
+    def has_store(self) -> bool:
+        """Whether L3 is a store that is asked by page key."""
+        return self.storage.index == "store" and self.storage_pages > 0
+
+    @property
+    def capacities(self) -> tuple[int, int, int]:
+        """Pages of L1, L2 and L3 that the tree keeps account of: nothing of a store."""
+        storage_pages = self.storage_pages if self.storage.index == "tree" else 0
+        return (self.device_pages, self.host_pages, storage_pages)
 
     @property
     def page_bytes(self) -> int:
@@ -173,3 +325,18 @@ def _not_negative(key: str, value: float) -> None:
 def _fraction(key: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise InputError(f"{key} is {value}: it must lie between 0 and 1")
+
+
+def _watermarks(tier: str, high: float, low: float) -> None:
+    _fraction(f"{tier}_high_watermark", high)
+    _fraction(f"{tier}_low_watermark", low)
+    if low > high:
+        raise InputError(
+            f"{tier}_low_watermark is {low}: eviction ahead of need goes down to it from "
+            f"{tier}_high_watermark, which is {high}; it must not be above"
+        )
+    if high and not low:
+        raise InputError(
+            f"{tier}_high_watermark is {high} and {tier}_low_watermark 0: nothing would stay; "
+            "set both, or neither"
+        )

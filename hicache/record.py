@@ -9,9 +9,11 @@ that injected faults are in it. One JSON array a line, in the order in which thi
     ["failed", number, operation, submitted, stamp, message]
     ["end", number, submissions]                       the engine asked for burst `number` to end
     ["abort", stamp, request]                          a request was given up from outside
-    ["end of record"]                                  once, last: a record without it was cut off
+    ["end of record", hash]                            once, last: a record without it was cut off
 
-Times in ns. Lines are written as things happen, so that a run that dies leaves what it did.
+Times in ns. The hash is the SHA-256 of all lines before it, each with its line feed, in hexadecimal
+digits: times that no decision rests on are held by it alone. Older records end without one. Lines
+are written as things happen, so that a run that dies leaves what it did.
 """
 
 # pyright: reportPrivateUsage=false
@@ -20,6 +22,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
+from hashlib import sha256
 from itertools import count
 from typing import Any, Protocol, cast
 
@@ -28,7 +32,16 @@ from simpy.events import Event
 
 from hicache.errors import RecordEnded, RecordError, ReplayDivergence, TransferError
 from hicache.kernel import INPUT_PRIORITY, Pending, post, stamp
-from hicache.operations import DIRECTIONS, Chunk, Completion, Copy, Decode, Operation, Prefill
+from hicache.operations import (
+    DIRECTIONS,
+    Chunk,
+    Completion,
+    Copy,
+    Decode,
+    Lookup,
+    Operation,
+    Prefill,
+)
 from hicache.ports import Lanes
 
 SCHEMA = 1
@@ -56,7 +69,18 @@ class Recorder:
         self._inner = inner
         self._write = write
         self._submissions = 0
+        self._hash = sha256()  # of the lines that were written
+        self._waiting: list[tuple[Any, ...]] | None = None  # lines put off; None: nothing is
         self._line("record", SCHEMA, scenario)
+
+    def put_off(self) -> Callable[[], None]:
+        """From now on, write lines only when the function that is returned is called, and on
+        `close`: to make a line takes time that an engine on the real clock has after it has asked
+        for the next operation.
+        """
+        if self._waiting is None:
+            self._waiting = []
+        return self._write_waiting
 
     def submit(self, operation: Operation) -> Pending[Completion]:
         """Pass `operation` on; its ending is written when the engine sees it."""
@@ -86,23 +110,38 @@ class Recorder:
 
     def close(self) -> None:
         """Mark the record as complete."""
-        self._line("end of record")
+        self._write_waiting()
+        self._put(("end of record", self._hash.hexdigest()))
 
     def _ended(self, pending: Pending[Completion], operation: Operation) -> None:
         if pending._ok:
             done = cast(Completion, pending._value)
             self._line(
-                "done", done.number, _encode(operation), done.submitted_ns, done.started_ns,
+                "done", done.number, operation, done.submitted_ns, done.started_ns,
                 done.finished_ns, done.stamp_ns, done.setup_ns, done.steps, done.step_ends_ns,
             )  # fmt: skip
         else:
             self._line(
-                "failed", pending.number, _encode(operation), pending.submitted_ns,
-                self._env.now, str(pending._value),
+                "failed", pending.number, operation, pending.submitted_ns, self._env.now,
+                str(pending._value),
             )  # fmt: skip
 
-    def _line(self, *items: object) -> None:
-        self._write(_LINE(items))
+    def _line(self, *items: Any) -> None:
+        if self._waiting is None:
+            self._put(items)
+        else:
+            self._waiting.append(items)
+
+    def _write_waiting(self) -> None:
+        if self._waiting:
+            for items in self._waiting:
+                self._put(items)
+            self._waiting.clear()
+
+    def _put(self, items: tuple[Any, ...]) -> None:
+        line = _text(items)
+        self._hash.update(f"{line}\n".encode())
+        self._write(line)
 
 
 class Record:
@@ -116,23 +155,30 @@ class Record:
         self.source = source
         self.scenario = ""
         self.complete = False
+        # False: it says what its lines' hash was when they were written, and they have another.
+        self.intact = True
         self.endings: dict[int, list[Any]] = {}
         self.burst_ends: list[tuple[int, int]] = []
         self.aborts: list[tuple[int, int]] = []
+        self.last_ns = 0  # when the last of its completions and inputs was seen
         begun = False
-        broken: tuple[int, ValueError] | None = None
+        broken: tuple[int, Exception] | None = None
+        seen = sha256()
         for number, line in enumerate(lines, 1):
             if broken is not None:
                 break
             try:
                 items = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 broken = (number, error)
                 continue
             try:
-                self._take(items, begun)
+                if self.complete:
+                    raise ValueError("it comes after the end of the record")
+                self._take(items, begun, seen.hexdigest)
             except (ValueError, LookupError, TypeError) as error:
                 raise self._no_record(number, error) from None
+            seen.update(f"{line.removesuffix(chr(10))}\n".encode())
             begun = True
         else:
             if begun:
@@ -144,7 +190,7 @@ class Record:
     def _no_record(self, number: int, error: Exception) -> RecordError:
         return RecordError(f"{self.source}, line {number}: not a line of a record ({error})")
 
-    def _take(self, items: list[Any], begun: bool) -> None:
+    def _take(self, items: list[Any], begun: bool, seen: Callable[[], str]) -> None:
         kind, *rest = items
         if begun == (kind == "record"):
             raise ValueError("a record begins with its header, and has one")
@@ -154,24 +200,28 @@ class Record:
             if not (submitted <= stamp_ns and started <= finished <= stamp_ns):
                 raise ValueError("its times do not follow each other")
             self._ending([kind, *_whole([number]), _decode(operation), *times, _whole(ends)])
+            self.last_ns = max(self.last_ns, stamp_ns)
         elif kind == "failed":
             number, operation, submitted, stamp_ns, message = rest
             if not submitted <= stamp_ns:
                 raise ValueError("its times do not follow each other")
             _whole([submitted, stamp_ns])
             self._ending([kind, *_whole([number]), _decode(operation), *rest[2:4], str(message)])
+            self.last_ns = max(self.last_ns, stamp_ns)
         elif kind == "end":
             number, submissions = _whole(rest)
             self.burst_ends.append((number, submissions))
         elif kind == "abort":
             stamp_ns, request = _whole(rest)
             self.aborts.append((stamp_ns, request))
+            self.last_ns = max(self.last_ns, stamp_ns)
         elif kind == "record":
             schema, self.scenario = rest
             if schema != SCHEMA:
                 raise ValueError(f"schema {schema}, this version reads {SCHEMA}")
         elif kind == "end of record":
-            self.complete = True
+            (written,) = rest or (None,)
+            self.complete, self.intact = True, written is None or written == seen()
         else:
             raise ValueError(f"unknown kind {kind!r}")
 
@@ -185,7 +235,8 @@ class ReplayLanes:
     """Lanes whose completions come from a record.
 
     Raises ReplayDivergence at the first operation, or request to end a burst, that differs from the
-    record, and RecordEnded where a record that was cut off goes no further.
+    record, and RecordEnded where a record that was cut off goes no further: when everything that it
+    holds has happened, so that what operations under way then had brought about is not lost.
     """
 
     def __init__(self, env: Environment, record: Record) -> None:
@@ -199,11 +250,14 @@ class ReplayLanes:
         # waits for one, and a collector that found it would end it, with all that its ending does.
         self._unfinished: list[Pending[Completion]] = []
         self._diverged: RecordError | None = None
+        if not record.complete:
+            ahead_ns = max(0, record.last_ns + 1 - int(env.now))
+            cast(Any, env.timeout(ahead_ns)).callbacks.append(self._cut_off)
 
     def deliver_inputs(self, engine: AbortsRequests) -> None:
         """Let the recorded aborts happen when they did."""
         for at_ns, request in self._record.aborts:
-            deliver(self._env, at_ns, lambda request=request: engine.abort(request))
+            deliver(self._env, at_ns, partial(engine.abort, request))
 
     def submit(self, operation: Operation) -> Pending[Completion]:
         """Answer `operation` as the record says."""
@@ -221,7 +275,8 @@ class ReplayLanes:
         pending: Pending[Completion] = Pending(self._env, number, now)
         entry = self._record.endings.get(number)
         if entry is None:
-            if number > self._last:
+            beyond = number > self._last and now > self._record.last_ns
+            if beyond or self._record.complete:
                 raise self._missing(number, operation)
             self._unfinished.append(pending)
             return pending
@@ -266,26 +321,38 @@ class ReplayLanes:
 
     def finish(self) -> None:
         """To be called when the environment has nothing left to do: RecordEnded if the record was
-        cut off.
+        cut off, ReplayDivergence if it holds more, or other times than were written into it.
         """
+        source, last = self._record.source, self._last
+        if self._submissions <= last:
+            raise ReplayDivergence(
+                f"{source}: holds operation {last}, but the engine submitted only "
+                f"{self._submissions}"
+            )
         if self._unfinished:
             number = self._unfinished[0].number
-            raise RecordEnded(
-                f"{self._record.source}: cut off while operation {number} was under way"
-            )
+            raise RecordEnded(f"{source}: cut off while operation {number} was under way")
         if not self._record.complete:
-            raise RecordEnded(f"{self._record.source}: cut off after operation {self._last}")
-        if self._submissions <= self._last:
+            raise RecordEnded(f"{source}: cut off after operation {last}")
+        if not self._record.intact:
             raise ReplayDivergence(
-                f"{self._record.source}: holds operation {self._last}, "
-                f"but the engine submitted only {self._submissions}"
+                f"{source}: it was changed after it was written: the operations are the same, but "
+                "some time or input is not (the hash in its last line is of other lines)"
             )
+
+    def _cut_off(self, _event: object) -> None:
+        """The instant behind the last one that the record knows."""
+        try:
+            self.finish()
+        except RecordError as error:
+            self._diverged = error
+            raise
 
     def _missing(self, number: int, operation: Operation) -> RecordError:
         source = self._record.source
         if self._record.complete:
             return ReplayDivergence(
-                f"{source}: the record ends before operation {number}, which now is {operation}"
+                f"{source}: the record does not hold operation {number}, which now is {operation}"
             )
         return RecordEnded(f"{source}: cut off before operation {number} ({operation})")
 
@@ -297,25 +364,49 @@ def deliver(env: Environment, at_ns: int, act: Callable[[], object]) -> None:
     event = Event(env)
     event._ok = True
     event._value = None
-    event.callbacks.append(lambda _event: act())  # pyright: ignore
+
+    def happen(_event: object) -> None:
+        act()
+
+    cast(Any, event).callbacks.append(happen)
     env.schedule(event, INPUT_PRIORITY, at_ns - env.now)
+
+
+def _text(items: tuple[Any, ...]) -> str:
+    """One line of a record. The third of an ending's items is its operation."""
+    if items[0] in ("done", "failed"):
+        kind, number, operation, *rest = items
+        items = (kind, number, _encode(operation), *rest)
+    return _LINE(items)
 
 
 def _encode(operation: Operation) -> list[object]:
     fields = operation.fields()
     if type(operation) is Prefill:
-        fields = ([chunk.fields() for chunk in operation.chunks], *fields[1:])
+        rest = fields[1:] if operation.load >= 0 else fields[1:-1]
+        fields = ([chunk.fields() for chunk in operation.chunks], *rest)
+    elif type(operation) is Copy and not operation.keys:
+        fields = fields[:-1]
     return [type(operation).__name__, *fields]
 
 
 def _decode(items: list[Any]) -> Operation:
     kind, *fields = items
     if kind == "Copy":
-        direction, pages, size_bytes, extents, source, target = fields
+        direction, pages, size_bytes, extents, source, target, *keys = fields
         if direction not in DIRECTIONS:
             raise ValueError(f"unknown direction {direction!r}")
         _whole([pages, size_bytes, extents])
-        return Copy(direction, pages, size_bytes, extents, _runs(source), _runs(target))
+        if len(keys) > 1:
+            raise ValueError(f"{len(fields)} fields of a copy")
+        return Copy(
+            direction, pages, size_bytes, extents, _runs(source), _runs(target),
+            _runs(keys[0]) if keys else (),
+        )  # fmt: skip
+    if kind == "Lookup":
+        asked, keys = fields
+        (pages,) = _whole([asked])
+        return Lookup(pages, _runs(keys))
     if kind == "Prefill":
         chunks, *counts = fields
         parts = tuple(Chunk(*_whole(chunk)) for chunk in chunks)

@@ -2,6 +2,11 @@
 
 QUEUED -> RESTORING -> PREFILLING -> DECODING -> FINISHED
    ^________________________________/  retracted: its own pages go, what the tree holds stays
+
+PREFETCHING is who waits, out of the queue, for what is read from a store for it.
+
+A layer-wise restore is prefilled while it is loaded (`Running.load`); LOADING is who was computed
+before all that it rests on was there.
 """
 
 from __future__ import annotations
@@ -10,12 +15,16 @@ from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from hicache.allocator import cut, join
+from hicache.loads import QueuedLoad
 from hicache.node import Node
 from hicache.operations import PageRuns
 from hicache.requests import Request
 from hicache.restore_policy import Choice
 
-Phase = Literal["queued", "restoring", "prefilling", "decoding", "finished", "aborted"]
+Phase = Literal[
+    "queued", "prefetching", "restoring", "prefilling", "loading", "decoding", "finished",
+    "aborted",
+]  # fmt: skip
 
 
 class Running:
@@ -23,8 +32,9 @@ class Running:
 
     __slots__ = (
         "aborting", "admitted_ns", "cached_pages", "choice", "decode_offset", "enqueued_ns",
-        "finish_step", "first_token_ns", "generated", "held", "matched_ns", "node", "order",
-        "past_tokens", "phase", "prefill_start_ns", "private", "private_pages", "reason", "request",
+        "finish_step", "first_token_ns", "generated", "held", "held_pages", "listed", "load",
+        "matched_ns", "node", "order", "past_tokens", "phase", "prefetched_pages",
+        "prefill_start_ns", "private", "private_pages", "queued_load", "reason", "request",
         "restore_failed", "restored_ns", "retractions", "todo_tokens",
     )  # fmt: skip
 
@@ -41,6 +51,12 @@ class Running:
         # Pinned in L1; the tree holds `held` pages of the prompt up to it.
         self.node: Node | None = None
         self.held = 0
+        self.held_pages: PageRuns = ()  # those pages, as far as `listed` says; see page_lists
+        self.listed = -1
+        # The copy under way that brings pages of its past while it is prefilled already; -1: none.
+        self.load = -1
+        # What is to be loaded with its first prefill step (`restore.start`), while it waits.
+        self.queued_load: QueuedLoad | None = None
         self.private = 0  # L1 pages that only this request uses
         self.private_pages: PageRuns = ()
         self.todo_tokens = 0  # still to prefill
@@ -53,6 +69,7 @@ class Running:
         self.choice: tuple[tuple[int, int, int], Choice] | None = None  # hits, and what of them
         self.reason = ""
         self.restore_failed = False
+        self.prefetched_pages = 0  # of its prompt, that were read from a store for it
         self.retractions = 0
         self.aborting = False
 

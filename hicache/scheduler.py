@@ -20,25 +20,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, final
 
 from simpy import Environment
 
-from hicache.allocator import join
 from hicache.arrival import Arrival
 from hicache.cost_model import MIN_PREFILL_TOKENS, CostModel
 from hicache.errors import InputError, PredecessorError, TransferError
 from hicache.holdings import Holdings
 from hicache.kernel import Pending, Signal, Task
+from hicache.loads import Early, QueuedLoad, Ready
 from hicache.metrics import Metrics
-from hicache.node import DEVICE, Node
+from hicache.node import DEVICE, HOST, Node
 from hicache.operations import Chunk, Completion, Decode, PageRuns, Prefill
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
+from hicache.prefetch import Prefetcher
 from hicache.queue import RequestQueue
-from hicache.requests import Request, without_last_page
+from hicache.requests import KeyRuns, Request, without_last_page
 from hicache.restore_policy import Choice, Policy
 from hicache.running import DecodeBatch, Running
+from hicache.store_index import StoreWriter
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree, Match
 
@@ -72,8 +76,22 @@ class Scheduler:
         self._reserve = options.scheduler.output_reserve_fraction
         self._mixes = options.scheduler.mixed_chunk
         self._caps_hits = options.cache.hit_cap == "last_token_computed"
+        self._layerwise = options.restore.layerwise
+        self._loads_late = options.restore.start == "prefill"
+        self._gathers_loads = options.restore.merge_loads and not self._loads_late
         self.transfers = Transfers(env, lanes, tree, options, metrics, belief, self.changed)
+        self._writes_back = self.transfers.writes_back
         self._holdings = Holdings(tree, self.transfers, options, metrics)
+        # What reads and writes a store that is asked by page key; None without one.
+        self.prefetcher: Prefetcher | None = None
+        self.store_writer: StoreWriter | None = None
+        if options.has_store:
+            self.prefetcher = Prefetcher(
+                env, lanes, tree, options, metrics, self._fetched, self.changed
+            )
+            self.store_writer = StoreWriter(lanes, tree, options, metrics, self.changed)
+            self.transfers.on_backed_up = self.store_writer.write
+        self._aside = 0  # requests that were at the head of the queue and wait for a prefetch
         self.on_step: Callable[[], None] | None = None
         self.on_end: Callable[[Request], None] | None = None
         self._queue = RequestQueue()
@@ -87,7 +105,11 @@ class Scheduler:
         self._burst: Pending[Completion] | None = None
         self._burst_start_ns = 0
         self._aborting: list[Running] = []
+        self._loaded: list[Running] = []  # those of phase "loading" whose load has ended
         self._closed = False
+        # Under write back: pages that the head of the queue will be given once L1 has written them
+        # back; what it found in L1 and L2 is pinned meanwhile.
+        self._wanted: tuple[int, Node, Node] | None = None
         # L1 pages that the head of the queue needs and did not get; 0: it does not wait for room.
         # Admission is tried again when there is that much, not at every step: only a prefix
         # published meanwhile could make it need less.
@@ -110,10 +132,12 @@ class Scheduler:
         run = Running(request, self._orders, self._env._now)
         self._live[request.number] = run
         self._queue.join(run)
-        waiting = self._queue.size
+        if self.prefetcher is not None:
+            self.prefetcher.begin(run, self._hittable(request))
+        waiting = self._queue.size + self._aside
         if waiting > self._metrics.max_waiting:
             self._metrics.max_waiting = waiting
-        if waiting == 1:  # behind others it changes nothing: the queue is served in order
+        if self._queue.size == 1:  # behind others it changes nothing: the queue is served in order
             self.poke()
 
     def close(self) -> None:
@@ -148,8 +172,13 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
-        return self._queue.size
+        """Requests in the queue, or waiting for a prefetch."""
+        return self._queue.size + self._aside
+
+    @property
+    def load(self) -> int:
+        """Requests that have come and not ended."""
+        return len(self._live)
 
     @property
     def running(self) -> int:
@@ -162,10 +191,22 @@ class Scheduler:
         """Serve until `close` was called and every request is done."""
         blocking = not self._options.restore.overlap
         while True:
+            if self._loaded:
+                self._take_loaded()
             if self._aborting:
                 self._drop_aborted()
+            if self._tree.evicts_ahead:
+                if self._writes_back and await self.transfers.make_room_ahead():
+                    continue
+                self._tree.evict_ahead()
             if self._queue.size and not (self._short and not self._has_room(self._short)):
-                self._admit()
+                if self._gathers_loads:
+                    self._admit_gathering()
+                else:
+                    self._admit()
+            if self._wanted is not None:
+                await self._make_room(self._wanted)
+                continue
             if self.on_step is not None:
                 self.on_step()
             if blocking and self._restoring:
@@ -187,20 +228,35 @@ class Scheduler:
 
     def _admit(self) -> None:
         self._short = 0
+        if self.prefetcher is not None:
+            self.prefetcher.look_again()
         while self._running < self._max_running:
             run = self._queue.head()
-            if run is None or not self._start(run):
+            if run is None:
+                break
+            if self.prefetcher is not None and not self.prefetcher.settle(run):
+                self._queue.pop()  # those behind it do not wait
+                run.phase = "prefetching"
+                self._aside += 1
+            elif not self._start(run):
                 break
         if self._running > self._metrics.max_running:
             self._metrics.max_running = self._running
 
+    def _admit_gathering(self) -> None:
+        """The loads of one round of admission are one copy."""
+        begins = self.transfers.loads
+        loads: list[QueuedLoad] = []
+        begins.gathered = loads
+        self._admit()
+        begins.gathered = None
+        if loads:
+            begins.begin(loads)
+
     def _start(self, run: Running) -> bool:
         """Admit `run`, or let it wait for somebody's restore; False if it does not fit now."""
         tree, request = self._tree, run.request
-        runs = request.prompt_runs
-        if self._caps_hits and request.prompt_pages * self._page >= request.prompt_tokens:
-            runs = without_last_page(runs)
-        match = tree.match(runs)
+        match = tree.match(self._hittable(request))
         held, reason = match.device, ""
         goal = held
         if match.depth > held and not run.restore_failed:
@@ -212,6 +268,21 @@ class Scheduler:
             if match.host > held or match.storage > held:
                 goal, reason = self._choose(run, match)
         return self._take_pages(run, match, goal, reason)
+
+    def _hittable(self, request: Request) -> KeyRuns:
+        """The keys of the pages of its prompt that may hit."""
+        runs = request.prompt_runs
+        if self._caps_hits and request.prompt_pages * self._page >= request.prompt_tokens:
+            return without_last_page(runs)
+        return runs
+
+    def _fetched(self, run: Running) -> None:
+        """`run` need not wait for its prefetch any more."""
+        if run.phase == "prefetching" and not run.aborting:
+            self._aside -= 1
+            self._queue.rejoin(run)
+            self._short = 0  # whoever lacked room is not the head any more
+            self.poke()
 
     def _choose(self, run: Running, match: Match) -> Choice:
         """What the policy says; asked once for the same hits, however often admission is tried."""
@@ -237,11 +308,16 @@ class Scheduler:
             self._short = need + 1
             tree.unpin(node, DEVICE)
             return False
+        if self._writes_back and need > self._device.allocator.free:
+            found = match.node if match.host > held else node
+            tree.pin(found, HOST)
+            self._wanted = (need, node, found)
+            return False
         self._queue.pop()
         end = tree.cut_at(match.node, goal) if goal > held else node
         pages = tree.take(DEVICE, need)
         assert pages is not None
-        run.node, run.held = node, held
+        run.node, run.held, run.listed = node, held, -1
         run.matched_ns = self._env._now
         run.private, run.private_pages = need, pages
         past = held * page
@@ -264,6 +340,16 @@ class Scheduler:
         else:
             self._to_prefill(run)
         return True
+
+    async def _make_room(self, wanted: tuple[int, Node, Node]) -> None:
+        """Let L1 write back what must leave it for the head of the queue. Nothing else goes on
+        meanwhile: no admission, no step.
+        """
+        need, node, found = wanted
+        self._wanted = None
+        await self.transfers.make_room(need)
+        self._tree.unpin(node, DEVICE)
+        self._tree.unpin(found, HOST)
 
     def _has_room(self, pages: int) -> bool:
         """Whether L1 can give `pages` pages and keep room for the outputs still to come of those
@@ -302,34 +388,80 @@ class Scheduler:
         began_ns, under_decode_ns = env._now, self._decode_clock_ns()
         mine, rest = tree.cut_pages(run.private_pages, goal - held)
         assert run.node is not None
+        early: Early | None = None
+        ready: Ready | None = None
+        if self._loads_late:
+            ready = partial(self._prefill_later, run, goal)
+        elif self._layerwise:
+            early = partial(self._prefill_early, run, goal)
         try:
-            await self.transfers.restore(end, held, mine)
+            await self.transfers.restore(end, held, mine, early, ready)
         except (TransferError, PredecessorError):
-            metrics.restore_fallbacks += 1
+            if run.queued_load is None:
+                metrics.restore_fallbacks += 1
+            run.queued_load = None
             run.restore_failed = True
             run.reason = "restore_failed"
+            if run.load >= 0:  # whatever was computed rests on pages that did not come
+                self._set_past(run, held)
+                if run.retractions:
+                    metrics.recomputed_tokens += (goal - held) * self._page
         else:
             tree.unpin(run.node, DEVICE)
             run.node, run.held = end, goal
             run.private, run.private_pages = run.private - (goal - held), rest
-            run.past_tokens = min(goal * self._page, run.request.prompt_tokens)
-            run.todo_tokens = max(1, run.kv_tokens - run.past_tokens)
+            if run.load < 0:
+                self._set_past(run, goal)
             metrics.restores += 1
             metrics.restored_pages += goal - held
             if run.retractions == 0:
                 from_host = max(0, min(match.host, goal) - held)
+                if run.prefetched_pages:  # of them, what a store held
+                    from_host -= min(from_host, run.prefetched_pages)
                 run.cached_pages = (held, from_host, goal - held - from_host)
         took_ns = env._now - began_ns
         run.restored_ns += took_ns
         metrics.restore_ns += took_ns
         metrics.restore_under_decode_ns += min(took_ns, self._decode_clock_ns() - under_decode_ns)
         self._restoring -= 1
-        if run.aborting:
-            self._release(run)
-            self._close_aborted(run)
+        load, run.load = run.load, -1
+        if run.phase == "restoring":
+            if run.aborting:
+                self._release(run)
+                self._close_aborted(run)
+            else:
+                self._to_prefill(run)
+        elif run.phase == "loading":
+            self._loaded.append(run)
         else:
-            self._to_prefill(run)
+            assert load >= 0, "a request was prefilled while it was restored, and not early"
         self.poke()
+
+    def _prefill_early(self, run: Running, goal: int, load: int) -> None:
+        """Copy `load` brings pages up to `goal`: prefill what comes behind them meanwhile."""
+        if run.aborting:
+            return  # it is let go when the copy has ended
+        run.load = load
+        self._set_past(run, goal)
+        self._to_prefill(run)
+        self.poke()
+
+    def _prefill_later(self, run: Running, goal: int, load: QueuedLoad) -> None:
+        """Pages up to `goal` are in L2: they are loaded with the step that computes what comes
+        behind them.
+        """
+        run.queued_load = load
+        if run.aborting:
+            load.give_up()
+            return
+        self._set_past(run, goal)
+        self._to_prefill(run)
+        self.poke()
+
+    def _set_past(self, run: Running, pages: int) -> None:
+        """The first `pages` pages of `run` are in L1, or will be; the rest is to be computed."""
+        run.past_tokens = min(pages * self._page, run.request.prompt_tokens)
+        run.todo_tokens = max(1, run.kv_tokens - run.past_tokens)
 
     def _to_prefill(self, run: Running) -> None:
         run.phase = "prefilling"
@@ -347,39 +479,120 @@ class Scheduler:
     # ------------------------------------------------------------------ prefill
 
     async def _prefill_step(self) -> None:
-        """Compute up to `chunk_tokens` prompt tokens, first come first served."""
+        """Compute up to `chunk_tokens` prompt tokens, first come first served.
+
+        A request whose pages are still being loaded has a step of its own, or with those whose
+        pages come with the same copy: others would wait for its pages, too. Where loads begin with
+        their step, all of it waits for them in any case.
+        """
         budget = self._options.scheduler.chunk_tokens
+        if self._loads_late:
+            await self._begin_loads(budget)
         prefilling = self._prefilling
         chunks: list[Chunk] = []
-        computed: list[Running] = []
+        runs: list[Running] = []
         now = self._env._now
         left = budget
+        load = -1
         while prefilling and left:
             run = prefilling[0]
+            if run.load != load and chunks and not self._loads_late:
+                break
+            if run.queued_load is not None:
+                break  # others need less than was thought: there was no budget for it
+            if run.load > load:
+                load = run.load
             if run.prefill_start_ns < 0:
                 run.prefill_start_ns = now
-                if now > run.matched_ns:
+                if run.load < 0 and now > run.matched_ns:
                     self._look_again(run)
             part = run.todo_tokens if run.todo_tokens < left else left
             chunks.append(Chunk(run.request.number, part, run.past_tokens))
+            runs.append(run)
             left -= part
             run.todo_tokens -= part
             run.past_tokens += part
-            if run.todo_tokens:
+            if run.todo_tokens and load < 0:
                 break
-            computed.append(prefilling.popleft())
+            prefilling.popleft()
         tokens = budget - left
+        if load >= 0:
+            await self._loading_step(runs, Prefill(tuple(chunks), tokens, load=load))
+            return
         if self._mixes and self._batch.size:
             done = await self._mixed_step(tuple(chunks), tokens)
         else:
             done = await self._lanes.submit(Prefill(tuple(chunks), tokens))
         if tokens >= MIN_PREFILL_TOKENS:
             self._belief.prefill.observe(tokens, done.recurring_ns * 1e-9)
-        metrics = self._metrics
-        metrics.prefill_steps += 1
-        metrics.prefill_ns += done.finished_ns - done.started_ns
-        for run in computed:
-            self._computed(run)
+        self._count_prefill(done)
+        for run in runs:
+            if not run.todo_tokens:
+                self._computed(run)
+
+    async def _begin_loads(self, budget: int) -> None:
+        """Begin what the requests of the next step have to load, as far as `budget` goes; without
+        layer-wise loads the step begins when they have ended.
+        """
+        begun: list[Running] = []
+        loads: list[QueuedLoad] = []
+        for run in self._prefilling:
+            if budget <= 0:
+                break
+            if run.queued_load is not None:
+                begun.append(run)
+                loads.append(run.queued_load)
+            budget -= run.todo_tokens
+        if not loads:
+            return
+        number = self.transfers.loads.begin(loads)
+        for run in begun:
+            run.load, run.queued_load = number, None
+        if self._layerwise:
+            return
+        for load in loads:
+            with suppress(TransferError):
+                await load.done
+
+    async def _loading_step(self, runs: list[Running], operation: Prefill) -> None:
+        """A prefill step of requests whose pages are still being loaded; they are in no list
+        meanwhile. What is computed counts once the load has ended well: `_restore` sees to that,
+        and to a load that fails.
+        """
+        failed = False
+        try:
+            # It waits for pages: nothing is to be learned from how long it takes.
+            self._count_prefill(await self._lanes.submit(operation))
+        except TransferError:
+            failed = True
+        again: list[Running] = []
+        for run, chunk in zip(runs, operation.chunks, strict=True):
+            if failed and run.past_tokens == chunk.past_tokens + chunk.new_tokens:
+                run.past_tokens = chunk.past_tokens
+                run.todo_tokens += chunk.new_tokens
+            if run.load >= 0 and (failed or not run.todo_tokens):
+                run.phase = "loading"
+            elif run.todo_tokens:
+                again.append(run)
+            else:
+                self._computed(run)
+        self._prefilling.extendleft(reversed(again))
+
+    def _count_prefill(self, done: Completion) -> None:
+        self._metrics.prefill_steps += 1
+        self._metrics.prefill_ns += done.finished_ns - done.started_ns
+
+    def _take_loaded(self) -> None:
+        """Requests that had been computed (or had failed to be) before their load ended."""
+        loaded, self._loaded = self._loaded, []
+        for run in loaded:
+            run.phase = "prefilling"
+            if not run.todo_tokens:
+                self._computed(run)
+            elif run.aborting:
+                self._abort_prefill(run)
+            else:
+                self._prefilling.appendleft(run)
 
     def _look_again(self, run: Running) -> None:
         """Just before its first chunk: what was published since `run` was admitted is a hit, too.
@@ -388,10 +601,7 @@ class Scheduler:
         share computed by the time it is their turn.
         """
         tree, request, page = self._tree, run.request, self._page
-        runs = request.prompt_runs
-        if self._caps_hits and request.prompt_pages * page >= request.prompt_tokens:
-            runs = without_last_page(runs)
-        match = tree.match(runs)
+        match = tree.match(self._hittable(request))
         more = match.device - run.held
         if more <= 0:
             return
@@ -414,6 +624,8 @@ class Scheduler:
         """
         batch = self._batch
         need = batch.pages_for(1)
+        if self._writes_back and need > self._device.allocator.free:
+            await self.transfers.make_room(need)
         pages = self._tree.take(DEVICE, need)
         if pages is None:
             return await self._lanes.submit(Prefill(chunks, tokens))
@@ -459,6 +671,9 @@ class Scheduler:
                         await self._idle()
                     return
                 need = batch.pages_for(steps)
+            if self._writes_back and need > self._device.allocator.free:
+                await self.transfers.make_room(need)
+                return  # whatever has happened meanwhile comes first
             taken = tree.take(DEVICE, need)
             assert taken is not None
             pages = taken
@@ -503,14 +718,17 @@ class Scheduler:
         """(request number, tokens in its KV cache) of the decode batch, in its order."""
         return [(run.request.number, self._batch.kv_tokens(run)) for run in self._batch]
 
-    def page_table(self, number: int) -> PageRuns:
-        """The L1 pages that hold, or are about to hold, the KV cache of a request that runs, in
-        order; for machines with real pages.
+    def page_lists(self, number: int) -> tuple[PageRuns, PageRuns]:
+        """The L1 pages that hold, or are about to hold, the KV cache of a request that runs: those
+        of the tree, then its own, each in order; for machines with real pages.
         """
         run = self._live[number]
-        if run.node is None:
-            return ()
-        return join(self._tree.pages_from(run.node, DEVICE, 0), run.private_pages)
+        node, held = run.node, run.held
+        if node is None:
+            return (), ()
+        if run.listed != held:  # what is pinned keeps its pages
+            run.listed, run.held_pages = held, self._tree.pages_from(node, DEVICE, 0)
+        return run.held_pages, run.private_pages
 
     def _count_decode_pages(self, run: Running, kv_tokens: int) -> None:
         """While a request decodes its pages are counted by the batch; now they are its own
@@ -566,11 +784,18 @@ class Scheduler:
                 self._queue.remove(run)
                 self._short = 0  # it may have been the one that lacked room
                 self._close_aborted(run)
+            elif run.phase == "prefetching":
+                self._aside -= 1
+                self._close_aborted(run)
             elif run.phase == "prefilling":
                 self._prefilling.remove(run)
-                self._prefill_outputs -= run.request.output_tokens - run.generated
-                self._release(run)
-                self._close_aborted(run)
+                if run.load < 0 and run.queued_load is None:
+                    self._abort_prefill(run)
+                else:  # its pages are being written to: it is let go when they are there
+                    run.phase = "restoring"
+                    self._prefill_outputs -= run.request.output_tokens - run.generated
+                    if run.queued_load is not None:
+                        run.queued_load.give_up()
             elif run.phase == "decoding":
                 kv_tokens = self._batch.kv_tokens(run)
                 self._batch.remove(run)
@@ -579,9 +804,16 @@ class Scheduler:
                 self._release(run)
                 self._close_aborted(run)
 
+    def _abort_prefill(self, run: Running) -> None:
+        self._prefill_outputs -= run.request.output_tokens - run.generated
+        self._release(run)
+        self._close_aborted(run)
+
     def _close_aborted(self, run: Running) -> None:
         run.phase = "aborted"
         run.reason = "aborted"
+        if self.prefetcher is not None:
+            self.prefetcher.abandon(run)
         self._metrics.aborted += 1
         del self._live[run.request.number]
         self._write_row(run)

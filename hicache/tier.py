@@ -4,52 +4,83 @@
     resident = evictable + pinned
 
 A page is evictable when no pin needs it; since pins are closed upwards, evicting leaves first
-reaches every evictable page, so `free + evictable` is what an allocation can count on. The
-candidates stand in a lazy heap: an entry may be out of date, and is put right when it comes to the
-top. This module refuses to know how pages move; `hicache.tree` tells it what became resident or
-pinned.
+reaches every evictable page, so `free + evictable` is what an allocation can count on, unless L2
+keeps what L1 holds (`spares_l1`): then it is what it can hope for. The candidates stand in a lazy
+heap: an entry may be out of date, and is put right when it comes to the top. Strategies that
+remember have queues of their own (`hicache.remembering`). This module refuses to know how pages
+move; `hicache.tree` tells it what became resident or pinned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
-from typing import Literal, final
+from typing import final
 
 from hicache.allocator import Allocator, PageAllocator, PageCounter, cut
-from hicache.eviction import KEY_CAN_FALL, STRATEGIES, Key, lru
-from hicache.node import HOST, STORAGE, Node
-from hicache.options import EvictionName
+from hicache.duplicates import Duplicates, is_double
+from hicache.eviction import KEY_CAN_FALL, SPLIT_CAN_LOWER_KEY, STRATEGIES, Key, lru
+from hicache.node import DEVICE, HOST, STORAGE, Node, Victim
+from hicache.operations import PageRuns
+from hicache.options import EngineOptions
+from hicache.remembering import make_adaptive
+
+Prune = Callable[[Node], None]
 
 
 @final
 class Tier:
-    """Pages of one tier. `index` is DEVICE, HOST or STORAGE."""
+    """Pages of one tier. `index` is DEVICE, HOST or STORAGE; `host` is L2, for L1 alone."""
 
     __slots__ = (
-        "_bit", "_heap", "_key", "_order", "allocator", "by_page", "capacity", "evictable",
-        "evicted_pages", "index", "lost_pages", "named", "offers_on_access", "resident",
+        "_bit", "_covers", "_heap", "_key", "_order", "adaptive", "allocator", "by_page",
+        "by_request", "capacity", "duplicates", "evictable", "evicted_pages", "high_pages",
+        "index", "leaving", "lost_pages", "low_pages", "named", "notes", "offers_on_access",
+        "resident", "spares_l1",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        index: int,
-        capacity: int,
-        eviction: EvictionName,
-        granularity: Literal["node", "page"],
-        page_ids: Literal["counted", "named"],
-    ) -> None:
+    def __init__(self, index: int, options: EngineOptions, host: Tier | None = None) -> None:
+        cache = options.cache
+        capacity = options.capacities[index]
         self.index = index
         self.capacity = capacity
-        self.named = page_ids == "named"
+        self.named = options.page_ids == "named"
         self.allocator: Allocator = PageAllocator(capacity) if self.named else PageCounter(capacity)
         self.resident = 0
         self.evictable = 0
         self.evicted_pages = 0
-        self.lost_pages = 0  # evicted while no tier below held them
-        self.by_page = granularity == "page"
-        self.offers_on_access = eviction in KEY_CAN_FALL
-        self._key = STRATEGIES[eviction]
+        # Evicted while no tier below held them; what write back loses is counted where it fails.
+        self.lost_pages = 0
+        # Of L1, while it evicts under write back: what L2 lacks, in the order in which it left.
+        self.leaving: list[Victim] | None = None
+        self.by_page = cache.eviction_granularity == "page"
+        amounts = (cache.l1_eviction_amount, cache.l2_eviction_amount, "shortfall")
+        self.by_request = amounts[index] == "request"
+        # Where eviction ahead of need begins and ends, in pages in use; 0: never.
+        high, low = (
+            (cache.l1_high_watermark, cache.l1_low_watermark),
+            (cache.l2_high_watermark, cache.l2_low_watermark),
+            (0.0, 0.0),
+        )[index]
+        self.high_pages = int(high * capacity)
+        self.low_pages = int(low * capacity)
+        # Whether what L1 holds stays here, too, and what is done about it in the end.
+        self.spares_l1 = index == HOST and cache.l2_victims != "any"
+        self.duplicates: Duplicates | None = None
+        if index == HOST and cache.l2_victims == "duplicates_first":
+            self.duplicates = Duplicates()
+        # L2, of L1: what leaves here may leave there from now on.
+        self._covers: Tier | None = host if host is not None and host.spares_l1 else None
+        if self._covers is not None:
+            self.duplicates = self._covers.duplicates
+        self.adaptive = make_adaptive(index, options)
+        # Whether it must be told of arrivals and splits.
+        self.notes = self.adaptive is not None or self.duplicates is not None
+        walked = cache.touch == "walked"
+        self.offers_on_access = cache.eviction in KEY_CAN_FALL or (
+            walked and cache.eviction in SPLIT_CAN_LOWER_KEY
+        )
+        self._key = STRATEGIES.get(cache.eviction, lru)
         self._bit = 1 << index
         self._heap: list[tuple[Key, int, Node]] = []
         self._order = 0
@@ -59,31 +90,77 @@ class Tier:
         """Pages that an allocation can count on: free now, or after evicting."""
         return self.allocator.free + self.evictable
 
+    # ------------------------------------------------------------------ what the tree tells
+
+    def arrived(self, node: Node, count: int, uncounted: int) -> None:
+        """`count` more pages of `node` are here, of a request that still has `uncounted` hits to
+        count. Only called where `notes` is set.
+        """
+        if self.adaptive is not None:
+            self.adaptive.arrived(node, count, uncounted)
+        if self.duplicates is not None:
+            self._note_duplicate(node)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """`lower` was cut, and `upper` is its first part. Only called where `notes` is set."""
+        if self.adaptive is not None:
+            self.adaptive.split(upper, lower)
+        if self.duplicates is not None and self.index == HOST:
+            self.duplicates.split(upper, lower)
+
     def offer(self, node: Node) -> None:
         """Put `node` among the candidates, unless it stands there already.
 
         Under a strategy whose keys can fall an entry may stand too deep in the heap to be found, so
         that each offer (at an unpin, at an access) makes a new one.
         """
+        if self.notes:
+            if self.duplicates is not None and self.index == HOST:
+                self.duplicates.offer(node)
+            if self.adaptive is not None:
+                self.adaptive.offer(node)
+                return
         if self.offers_on_access or not node.offered & self._bit:
             node.offered |= self._bit
             self._order += 1
             heappush(self._heap, (self._key(node), self._order, node))
 
-    def evict(self, count: int, prune: Callable[[Node], None]) -> int:
+    # ------------------------------------------------------------------ evicting
+
+    def evict(self, count: int, prune: Prune) -> int:
         """Free `count` pages, leaves first, as the strategy says; returns how many were freed.
 
         By node, whole leaves go until the shortfall is covered; by page, exactly the shortfall,
         from the tail of the last one. `prune` is called with a node that has no children and
         nothing left here.
         """
-        heap, index, bit, key_of = self._heap, self.index, self._bit, self._key
-        freed = lost = 0
+        if self.duplicates is None or self.index != HOST:
+            return self._evict_ranked(count, prune)
+        freed = before = 0
+        while freed < count:
+            freed += self._reclaim(count - freed, prune)
+            if freed < count:
+                freed += self._evict_ranked(count - freed, prune)
+            if freed == before:
+                break
+            before = freed
+        return freed
+
+    def _evict_ranked(self, count: int, prune: Prune) -> int:
+        """Free `count` pages of the candidates, in the strategy's order."""
+        if self.adaptive is not None:
+            return self._evict_remembering(count, prune)
+        heap, index, bit, key_of, spares = (
+            self._heap, self.index, self._bit, self._key, self.spares_l1,
+        )  # fmt: skip
+        freed = 0
         while freed < count and heap:
             key, _, node = heap[0]
             resident = node.resident
-            held = resident[index]
-            if not held or node.kids[index] or node.pins[index]:
+            held = part = resident[index]
+            if spares:  # the part that L1 holds stays
+                part = held - resident[DEVICE]
+            if part <= 0 or node.kids[index] or node.pins[index]:
                 node.offered &= ~bit
                 heappop(heap)
                 continue
@@ -92,34 +169,109 @@ class Tier:
                 self._order += 1
                 heapreplace(heap, (current, self._order, node))
                 continue
-            part = held
-            if self.by_page and held > count - freed:
+            if self.by_page and part > count - freed:
                 part = count - freed
-            resident[index] = left = held - part
+            if part == held:
+                node.offered &= ~bit
+                heappop(heap)
+            self._let_go(node, part, prune)
             freed += part
-            if self.named:
-                node.pages[index], gone = cut(node.pages[index], left)
-                self.allocator.give(gone, part)
-            kept = resident[HOST]
+        return freed
+
+    def _evict_remembering(self, count: int, prune: Prune) -> int:
+        """The same, where the strategy has queues of its own."""
+        adaptive = self.adaptive
+        assert adaptive is not None
+        freed = 0
+        while freed < count:
+            node = adaptive.next()
+            if node is None:
+                break
+            kept = node.resident[DEVICE] if self.spares_l1 else 0
+            part = node.resident[self.index] - kept
+            if self.by_page and part > count - freed:
+                part = count - freed
+            self._let_go(node, part, prune)
+            freed += part
+            if node.resident[self.index] > kept:
+                adaptive.offer(node)
+        return freed
+
+    def _reclaim(self, count: int, prune: Prune) -> int:
+        """Free `count` pages of L2 that L1 holds, too; those that are about to leave L1 last."""
+        duplicates = self.duplicates
+        assert duplicates is not None
+        spared: list[Node] = []
+        last = freed = 0
+        while freed < count:
+            node = duplicates.next(spared)
+            if node is None:
+                if last == len(spared):
+                    break
+                node = spared[last]
+                last += 1
+            part = node.resident[HOST]
+            if self.by_page and part > count - freed:
+                part = count - freed
+            self._let_go(node, part, prune)
+            freed += part
+            if node.resident[HOST]:
+                duplicates.offer(node)
+        for node in spared[last:]:
+            duplicates.offer(node)
+        return freed
+
+    def _let_go(self, node: Node, part: int, prune: Prune) -> None:
+        """The last `part` pages of `node` leave this tier; it stands in no queue of it if they are
+        all of them.
+        """
+        index, resident = self.index, node.resident
+        held = resident[index]
+        resident[index] = left = held - part
+        gone: PageRuns = ()
+        if self.named:
+            node.pages[index], gone = cut(node.pages[index], left)
+        self.resident -= part
+        self.evictable -= part
+        self.evicted_pages += part
+        kept = resident[HOST]
+        leaving = self.leaving if kept < held else None
+        if leaving is None:
+            self.allocator.give(gone, part)
             if resident[STORAGE] > kept:
                 kept = resident[STORAGE]
             if kept < held:
-                lost += held - (kept if kept > left else left)
-            if left:
-                continue
-            heappop(heap)
-            node.offered &= ~bit
-            parent = node.parent
-            assert parent is not None
-            parent.kids[index] -= 1
-            if not parent.kids[index] and not parent.pins[index] and parent.resident[index]:
-                self.offer(parent)
-            if not node.children:
-                prune(node)
-        if not self.named:
-            self.allocator.give((), freed)
-        self.resident -= freed
-        self.evictable -= freed
-        self.evicted_pages += freed
-        self.lost_pages += lost
-        return freed
+                self.lost_pages += held - (kept if kept > left else left)
+        else:
+            leaving.append(Victim(node, left, part, gone))
+        if self.notes:
+            if self.adaptive is not None:
+                self.adaptive.left(node, part)
+            if self.duplicates is not None:
+                self._note_duplicate(node)
+        below = self._covers
+        if (
+            below is not None
+            and resident[HOST] > left
+            and not node.kids[HOST]
+            and not node.pins[HOST]
+        ):
+            below.offer(node)
+        if left:
+            return
+        parent = node.parent
+        assert parent is not None
+        parent.kids[index] -= 1
+        if not parent.kids[index] and not parent.pins[index] and parent.resident[index]:
+            self.offer(parent)
+        if not node.children and leaving is None:
+            prune(node)
+
+    def _note_duplicate(self, node: Node) -> None:
+        """What L1 or L2 holds of `node` has changed: it may be a duplicate now, or not any more."""
+        duplicates = self.duplicates
+        assert duplicates is not None
+        if is_double(node):
+            duplicates.register(node)
+        else:
+            duplicates.forget(node)

@@ -1,7 +1,8 @@
-"""How pages move between tiers: write-through and restore, each straight-line code around its
-awaits.
+"""How pages move between tiers: write-through, write back and restore, each straight-line code
+around its awaits.
 
     write path     L1 -> D2H -> L1+L2 -> H2S -> L1+L2+L3
+    write back     evicted from L1 -> D2H -> L2 -> free in L1; H2S -> L2+L3
     restore path   L3 -> S2H -> publish in L2 -> H2D -> publish in L1
 
 A transfer under way is never abandoned. Published pages belong to the tree, whatever fails later; a
@@ -22,12 +23,15 @@ from hicache.arrival import Arrival
 from hicache.cost_model import CostModel
 from hicache.errors import PredecessorError, TransferError
 from hicache.kernel import Pending, Signal, Task
+from hicache.loads import Early, Loads, Ready
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, HOST, STORAGE, Node
 from hicache.operations import DIRECTIONS, Completion, Copy, Direction, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.tree import HiRadixTree
+from hicache.write_back import Departure
+from hicache.write_rules import WriteRules
 
 
 class _NoRoom(Exception):
@@ -186,10 +190,13 @@ class Transfers:
         self._tree = tree
         self._metrics = metrics
         self._on_change = on_change
-        self._writes_through = (
-            options.cache.write_policy == "write_through" and options.host_pages > 0
-        )
-        self._has_storage = options.storage_pages > 0
+        self._rules = WriteRules(options)
+        self._writes_through = self._rules.writes_through
+        self._writes_all = self._rules.takes_all
+        self.writes_back = self._rules.writes_back
+        self._has_storage = options.capacities[STORAGE] > 0
+        # Called with a path and the first page of it that has just come to L2 from L1.
+        self.on_backed_up: Callable[[Node, int], None] | None = None
         self._copier = Copier(lanes, options, metrics, belief)
         self._to_host = WriteQueue(env, self._copier, "d2h", options, metrics)
         self._to_storage = WriteQueue(env, self._copier, "h2s", options, metrics)
@@ -199,15 +206,26 @@ class Transfers:
         self.backlog_pages = 0  # waiting for, or under way to, L3
         self.writes_pending = 0
         self.restores_pending = 0
+        self.loads = Loads(env, self._copier, options, metrics)
 
     # ------------------------------------------------------------------ write-through
 
     def write_through(self, node: Node) -> None:
-        """Begin to write what L2 (or else L3) lacks of the L1-resident path ending at `node`. Never
-        waits.
+        """Begin to write what is due of what L2 (or else L3) lacks of the L1-resident path ending
+        at `node`. Never waits.
         """
         if not self._writes_through or node.parent is None:
             return
+        if self._writes_all:
+            self._write(node)
+            return
+        for end in self._rules.due(node):
+            if self._tree.covered(end, HOST)[0] < end.depth and self._rules.by_node:
+                break  # what is in front of it got no room
+            self._write(end)
+
+    def _write(self, node: Node) -> None:
+        """Begin to write what L2 (or else L3) lacks of the path ending at `node`, as one copy."""
         end = node.depth + node.length
         first, after = self._tree.covered(node, HOST)
         if first < end:
@@ -227,6 +245,8 @@ class Transfers:
                 )
                 if after is not None:
                     await self._follow(after)
+            if self.on_backed_up is not None:
+                self.on_backed_up(node, first)
             if self._has_storage:
                 await self._store(node, self._on_change)
             else:
@@ -273,14 +293,75 @@ class Transfers:
             self.backlog_pages -= count
             self.writes_pending -= 1
 
+    # ------------------------------------------------------------------ write back
+
+    async def make_room(self, count: int) -> None:
+        """Under write back: evict until L1 has `count` free pages, or as far as anything can leave,
+        and wait until what leaves is in L2. Nothing else may evict from L1 meanwhile.
+        """
+        leaving = Departure(self._tree, self._metrics, count)
+        if not leaving.pages:
+            leaving.end()
+            return
+        self.writes_pending += 1
+        error: BaseException | None = None
+        try:
+            await self._copier.begin("d2h", leaving.pages, leaving.source, leaving.target)
+        except TransferError as failed:
+            error = failed
+        for arrival in leaving.arrivals:
+            why = error
+            if why is None and arrival.after is not None:
+                try:
+                    await self._follow(arrival.after)
+                except PredecessorError as failed:
+                    why = failed
+            leaving.close(arrival, why)
+        leaving.end()
+        self.writes_pending -= 1
+        for arrival in leaving.arrivals:
+            if not arrival.published:
+                continue
+            if self.on_backed_up is not None:
+                self.on_backed_up(arrival.node, arrival.first)
+            if self._has_storage:
+                Task(self._store(arrival.node))
+
+    async def make_room_ahead(self) -> bool:
+        """`make_room` ahead of need, where L1 has a high mark and is filled above it; returns
+        whether it took time.
+        """
+        device = self._tree.tiers[DEVICE]
+        used = device.capacity - device.allocator.free
+        if not device.high_pages or used <= device.high_pages or not device.evictable:
+            return False
+        most = device.allocator.free + device.evictable
+        began_ns = self._env.now
+        await self.make_room(min(most, device.capacity - device.low_pages))
+        return self._env.now > began_ns
+
     # ------------------------------------------------------------------ restore
 
-    async def restore(self, node: Node, held: int, pages: PageRuns) -> None:
+    async def restore(
+        self,
+        node: Node,
+        held: int,
+        pages: PageRuns,
+        early: Early | None = None,
+        ready: Ready | None = None,
+    ) -> None:
         """Bring pages `held` .. `node.end` of the path ending at `node` into the L1 pages given.
 
         The source is L2, after L3 has been read into it where L2 lacks the path's tail. The path is
         pinned in L1 for the caller when it ends well. Raises TransferError or PredecessorError; the
         L1 pages are then the caller's still.
+
+        `early` is called with the number of the copy into L1 once that is under way and no other
+        load is in front of it: from then on a prefill may name it (`Prefill.load`). A step that
+        waited for a copy which itself waits for others would only keep the GPU from decoding.
+
+        `ready` is called with the load, where it does not begin by itself: when the pages are in
+        L2, whoever is called must hand it to `loads.begin`, or give it up.
         """
         tree = self._tree
         self.restores_pending += 1
@@ -293,7 +374,7 @@ class Transfers:
                 elif after is not None:
                     await self._follow(after)
                 source = self._pages(node, HOST, held)
-                await self._copier.begin("h2d", arrival.count, source, pages)
+                await self.loads.load(arrival.count, source, pages, early, ready)
                 tree.pin(node, DEVICE)
         finally:
             self.restores_pending -= 1

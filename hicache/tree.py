@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from hicache.allocator import cut, join
-from hicache.node import DEVICE, HOST, STORAGE, TIERS, Node
+from hicache.node import DEVICE, HOST, STORAGE, TIERS, Node, Victim
 from hicache.operations import PageRuns
 from hicache.options import EngineOptions
 from hicache.requests import KeyRuns
@@ -58,18 +58,33 @@ class HiRadixTree:
     def __init__(self, options: EngineOptions) -> None:
         cache = options.cache
         self.root = Node(-1, 0, None, 0, 0)
-        self.tiers = tuple(
-            Tier(index, capacity, cache.eviction, cache.eviction_granularity, options.page_ids)
-            for index, capacity in enumerate(
-                (options.device_pages, options.host_pages, options.storage_pages)
-            )
-        )
+        host = Tier(HOST, options)
+        self.tiers = (Tier(DEVICE, options, host), host, Tier(STORAGE, options))
         self.named = options.page_ids == "named"
         self.clock = 0
         self.nodes = 0
         self.splits = 0
+        self.evicts_ahead = any(tier.high_pages for tier in self.tiers)
+        self.step = 1 if cache.touch == "walked" else 0  # between the access times on a path
+        self.leaving: list[Victim] = []  # what has left L1 and is being copied (write back)
+        # Strategies that remember count each request once, whatever the options say.
+        remembers = self.tiers[DEVICE].adaptive is not None
+        self._hit = 1 if remembers or cache.write_policy != "write_back" else 0
+        # Whether a request is counted again when it has ended, and only on what L1 holds.
+        self.counts_inserts = cache.hit_counting == "insert" and not remembers
+        # Whether a prompt that is all there is to be inserted as well, for its hit to be counted.
+        self.counts_full_hits = (
+            remembers
+            or self.counts_inserts
+            or cache.least_write_hits > 1
+            or (cache.touch == "walked" and cache.eviction in ("lfu", "slru", "priority"))
+        )
         self._ages = cache.eviction in ("fifo", "filo")
-        self._falling = any(tier.offers_on_access for tier in self.tiers)
+        # Whether an access concerns the queues of candidates.
+        self._falling = any(
+            tier.offers_on_access or (tier.adaptive is not None and tier.adaptive.watches)
+            for tier in self.tiers
+        )
 
     # ------------------------------------------------------------------ walking
 
@@ -78,8 +93,9 @@ class HiRadixTree:
 
         Splits the last node if it goes on after the match.
         """
-        self.clock = now = self.clock + 1
+        now, step = self.clock + 1, self.step
         node = self.root
+        cut_off: Node | None = None
         depth = device = host = storage = 0
         on_device = on_host = on_storage = True
         for start, count in runs:
@@ -89,8 +105,11 @@ class HiRadixTree:
                     break
                 length = child.length
                 if length > count:
-                    child = self._split(child, count)
+                    if step:
+                        cut_off, now = child, now + step
+                    child = self._split_walked(child, count, now)
                     length = count
+                now += step
                 child.last_access = now
                 resident = child.resident
                 if on_device:
@@ -111,8 +130,9 @@ class HiRadixTree:
                 count -= length
             if count:
                 break
+        self.clock = now
         if self._falling:
-            self._offer_accessed(node)
+            self._offer_accessed(node if cut_off is None else cut_off)
         return Match(node, depth, device, host, storage)
 
     def extend(self, node: Node, runs: KeyRuns, priority: int = 0) -> Node:
@@ -123,20 +143,25 @@ class HiRadixTree:
         run.
         """
         self.clock = now = self.clock + 1
+        hit = self._hit
         ancestor: Node | None = node
         while ancestor is not None:
             ancestor.last_access = now
-            ancestor.hit_count += 1
+            ancestor.hit_count += hit
             if priority > ancestor.priority:
                 ancestor.priority = priority
             ancestor = ancestor.parent
+        if self.step:
+            self._touch_downwards(node)
         return self._descend(node, runs, node.depth + node.length, priority)
 
     def _descend(self, node: Node, runs: KeyRuns, skip: int, priority: int) -> Node:
         """Walk down from `node` along `runs` but for their first `skip` pages, adding what is
         missing.
         """
-        now = self.clock
+        now, step = self.clock, self.step
+        hit, by_insert = self._hit, self.counts_inserts
+        cut_off: Node | None = None
         for start, count in runs:
             if skip >= count:
                 skip -= count
@@ -147,21 +172,31 @@ class HiRadixTree:
                 skip = 0
             while count:
                 child = node.children.get(start)
+                now += step
                 if child is None:
                     child = Node(start, count, node, node.depth + node.length, now)
                     node.children[start] = child
                     self.nodes += 1
+                    if by_insert:
+                        child.hit_count = hit
                 elif child.length > count:
-                    child = self._split(child, count)
+                    if step:
+                        cut_off = child
+                        if priority > child.priority:
+                            child.priority = priority
+                    child = self._split_walked(child, count, now)
+                    now += step
                 child.last_access = now
-                child.hit_count += 1
+                if not by_insert or child.resident[DEVICE] == child.length:
+                    child.hit_count += hit
                 if priority > child.priority:
                     child.priority = priority
                 node = child
                 start += child.length
                 count -= child.length
+        self.clock = now
         if self._falling:
-            self._offer_accessed(node)
+            self._offer_accessed(node if cut_off is None else cut_off)
         return node
 
     def holder(self, node: Node, depth: int) -> Node:
@@ -185,14 +220,26 @@ class HiRadixTree:
         """Walk on from `node` along `runs`, whose keys begin behind it, and add what is missing;
         returns the end.
 
-        Touches the path; counts a hit only on what lies below `node`.
+        Touches the path; counts a hit only on what lies below `node`, unless inserts are counted
+        (`counts_inserts`), of which this is one of all that the request has.
         """
         self.clock = now = self.clock + 1
+        again = self._hit if self.counts_inserts else 0
         ancestor: Node | None = node
         while ancestor is not None:
             ancestor.last_access = now
+            ancestor.hit_count += again
             ancestor = ancestor.parent
+        if self.step:
+            self._touch_downwards(node)
         return self._descend(node, runs, 0, 0)
+
+    def grow(self, node: Node, runs: KeyRuns) -> Node:
+        """As `append`, of pages that nobody computed and nobody hit: no hit is counted."""
+        hit, self._hit = self._hit, 0
+        end = self.append(node, runs)
+        self._hit = hit
+        return end
 
     def arriving_at(self, node: Node, tier: int, depth: int) -> Arrival | None:
         """The arrival that brings page `depth` of the path ending at `node` into `tier`, if one
@@ -289,14 +336,17 @@ class HiRadixTree:
         """`count` free pages of `tier`, evicting as the strategy says; None if that many cannot be
         had.
 
-        Nothing is evicted in vain: what cannot be reached is not begun.
+        Nothing is evicted in vain: what cannot be reached is not begun. Only where L2 keeps what L1
+        holds is that found out by trying, as in SGLang.
         """
         owner = self.tiers[tier]
         short = count - owner.allocator.free
         if short > 0:
             if short > owner.evictable:
                 return None
-            owner.evict(short, self._prune)
+            owner.evict(count if owner.by_request else short, self._prune)
+            if owner.spares_l1 and count > owner.allocator.free:
+                return None
         return owner.allocator.take(count)
 
     def give(self, tier: int, pages: PageRuns, count: int) -> None:
@@ -308,6 +358,33 @@ class HiRadixTree:
         more).
         """
         return self.tiers[tier].evict(count, self._prune)
+
+    def evict_leaving(self, count: int) -> list[Victim]:
+        """Evict from L1 until `count` pages are free or about to be, as `take` does; returns what
+        L2 lacks of it, which is free once `leave` was called, and now belongs to the caller.
+        """
+        owner = self.tiers[DEVICE]
+        short = count - owner.allocator.free
+        victims: list[Victim] = []
+        if 0 < short <= owner.evictable:
+            owner.leaving = victims
+            owner.evict(count if owner.by_request else short, self._prune)
+            owner.leaving = None
+            self.leaving += victims
+        return victims
+
+    def leave(self, victims: list[Victim]) -> None:
+        """What `evict_leaving` returned is free."""
+        for victim in victims:
+            self.leaving.remove(victim)
+            self.tiers[DEVICE].allocator.give(victim.pages, victim.count)
+
+    def evict_ahead(self) -> None:
+        """Where a tier is filled above its high mark, evict down to the low one what can go."""
+        for tier in self.tiers:
+            used = tier.capacity - tier.allocator.free
+            if tier.high_pages and used > tier.high_pages:
+                tier.evict(used - tier.low_pages, self._prune)
 
     def cut_pages(self, pages: PageRuns, count: int) -> tuple[PageRuns, PageRuns]:
         """The first `count` pages of a list, and the rest; nothing to do where pages are only
@@ -361,7 +438,7 @@ class HiRadixTree:
                 if self.named:
                     first, pages = cut(pages, new)
                     current.pages[DEVICE] = join(current.pages[DEVICE], first)
-                self.grow(current, DEVICE, new)
+                self._grow(current, DEVICE, new, 0)
                 adopted += new
                 if have and self._ages:  # its tail had left: by creation that is a younger node
                     self._split(current, have)
@@ -384,7 +461,10 @@ class HiRadixTree:
         end.resident[DEVICE] = count
         end.pins[DEVICE] = 1
         pinned.kids[DEVICE] += 1
-        self.tiers[DEVICE].resident += count
+        owner = self.tiers[DEVICE]
+        owner.resident += count
+        if owner.notes:
+            owner.arrived(end, count, 0)
         return end, 0, pages, count
 
     def place(self, node: Node, tier: int, first: int) -> PageRuns | None:
@@ -417,14 +497,14 @@ class HiRadixTree:
             if self.named:
                 pages, mine = cut(pages, left)
                 current.pages[tier] = join(current.pages[tier], mine)
-            self.grow(current, tier, count)
+            self._grow(current, tier, count, 1 if tier == DEVICE else 0)
             assert current.parent is not None
             current = current.parent
         if not node.pins[tier] and not node.kids[tier]:
             owner.offer(node)
 
-    def grow(self, node: Node, tier: int, count: int) -> None:
-        """`count` more pages of `node` are published in `tier`."""
+    def _grow(self, node: Node, tier: int, count: int, uncounted: int) -> None:
+        """`count` more pages of `node` are published in `tier` (`Tier.arrived`)."""
         owner = self.tiers[tier]
         if not node.resident[tier]:
             assert node.parent is not None
@@ -433,6 +513,8 @@ class HiRadixTree:
         owner.resident += count
         if not node.pins[tier]:
             owner.evictable += count
+        if owner.notes:
+            owner.arrived(node, count, uncounted)
 
     def _prune(self, node: Node) -> None:
         """Take `node`, and ancestors that only it kept, out of the tree if nothing is left of
@@ -477,24 +559,56 @@ class HiRadixTree:
             upper.pins[tier] = lower.pins[tier]
             if held > above:
                 upper.kids[tier] = 1
-            elif held and not upper.pins[tier]:
-                self.tiers[tier].offer(upper)
             if self.named:
                 upper.pages[tier], lower.pages[tier] = cut(lower.pages[tier], above)
             if above < count:
                 upper.arrival[tier] = lower.arrival[tier]
+        for owner in self.tiers:
+            if owner.notes:
+                owner.split(upper, lower)
+            tier = owner.index
+            if upper.resident[tier] and not upper.kids[tier] and not upper.pins[tier]:
+                owner.offer(upper)
         if not lower.children:
             self._prune(lower)  # its tail had been trimmed in every tier: nothing is left below
         return upper
 
+    def _split_walked(self, lower: Node, count: int, now: int) -> Node:
+        """`_split` on a walk, at time `now`: under "walked" it touches the whole before, and the
+        upper half is made a moment later.
+        """
+        if not self.step:
+            return self._split(lower, count)
+        lower.last_access = now
+        upper = self._split(lower, count)
+        upper.created = now + self.step
+        return upper
+
+    def _touch_downwards(self, node: Node) -> None:
+        """Give each node of the path ending at `node` an access time of its own, parents first."""
+        path: list[Node] = []
+        current: Node | None = node
+        while current is not None:
+            path.append(current)
+            current = current.parent
+        now = self.clock
+        while path:
+            now += self.step
+            path.pop().last_access = now
+        self.clock = now
+
     def _offer_accessed(self, node: Node) -> None:
-        """Under a strategy whose keys fall with an access, offer the candidates of a touched path
-        again.
+        """A path was touched: tell the strategies that watch accesses, and offer its candidates
+        again under those whose keys fall with one.
         """
         current = node
         while current.parent is not None:
             for tier in self.tiers:
                 index = tier.index
-                if current.resident[index] and not current.kids[index] and not current.pins[index]:
+                if not current.resident[index]:
+                    continue
+                if tier.adaptive is not None:
+                    tier.adaptive.accessed(current)
+                elif not current.kids[index] and not current.pins[index]:
                     tier.offer(current)
             current = current.parent

@@ -4,7 +4,7 @@ tree.
 A request looks up, restores what lower tiers hold, leaves its pages, and is written through before
 the next one begins. Nothing is submitted to a machine: a copy is over at once, so there is nothing
 to wait for, no queue, no batch and no belief. With restores that cost nothing, every hit is worth
-taking.
+taking; the policies `never` and `threshold`, which ask for no cost, decline what they always do.
 """
 
 from __future__ import annotations
@@ -13,19 +13,30 @@ from collections.abc import Iterable
 
 from hicache.allocator import extents
 from hicache.errors import InputError
-from hicache.holdings import FIRST_PRIVATE_KEY
+from hicache.holdings import first_private_key
+from hicache.instant_store import InstantStore
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, HOST, STORAGE, Node
 from hicache.operations import Direction, PageRuns
 from hicache.options import EngineOptions
 from hicache.requests import Request, answer_runs, without_last_page
+from hicache.store_contents import StoreContents
 from hicache.tree import HiRadixTree
+from hicache.write_back import Departure
+from hicache.write_rules import WriteRules
 
 
 class UntimedServer:
     """Serves requests in the order in which they are given."""
 
-    def __init__(self, tree: HiRadixTree, metrics: Metrics, options: EngineOptions) -> None:
+    def __init__(
+        self,
+        tree: HiRadixTree,
+        metrics: Metrics,
+        options: EngineOptions,
+        contents: StoreContents | None = None,
+    ) -> None:
+        """`contents`: of a store that is shared with others."""
         self._tree = tree
         self._metrics = metrics
         self._page = options.page_size_tokens
@@ -33,12 +44,19 @@ class UntimedServer:
         self._caps_hits = options.cache.hit_cap == "last_token_computed"
         self._caches_outputs = options.cache.outputs == "cached"
         self._restores = options.restore.policy != "never"
+        by_size = options.restore.policy == "threshold"
+        self._least_tokens = options.restore.threshold_tokens if by_size else 0
         self._ways_down: list[tuple[Direction, int, int, str]] = []
-        if options.cache.write_policy == "write_through" and options.host_pages > 0:
+        self._rules = WriteRules(options)
+        self._writes_at_prefill = options.cache.write_at == "prefill"
+        if self._rules.writes_through:
             self._ways_down.append(("d2h", DEVICE, HOST, "host_pressure"))
-            if options.storage_pages > 0:
-                self._ways_down.append(("h2s", HOST, STORAGE, "storage_pressure"))
-        self._private_key = FIRST_PRIVATE_KEY
+        self._store: InstantStore | None = None
+        if options.has_store:
+            self._store = InstantStore(tree, metrics, options, contents)
+        if options.capacities[STORAGE] > 0:
+            self._ways_down.append(("h2s", HOST, STORAGE, "storage_pressure"))
+        self._private_key = first_private_key(options)
 
     def serve(self, requests: Iterable[Request]) -> None:
         """Serve all of `requests`. Raises InputError if L1 cannot hold one."""
@@ -47,10 +65,17 @@ class UntimedServer:
 
     def _serve_one(self, request: Request) -> None:
         tree, page = self._tree, self._page
+        if tree.evicts_ahead:
+            self._evict_ahead()
         runs, prompt = request.prompt_runs, request.prompt_tokens
         if self._caps_hits and request.prompt_pages * page >= prompt:
             runs = without_last_page(runs)
         match = tree.match(runs)
+        fetched = 0
+        if self._store is not None:
+            fetched = self._store.fetch(match, runs)
+            if fetched:
+                match = tree.match(runs)
         held = match.device
         node = match.node if match.depth == held else tree.holder(match.node, held)
         tree.pin(node, DEVICE)
@@ -60,6 +85,8 @@ class UntimedServer:
         need = -(-kv_tokens // page) - held
         pages: PageRuns = ()
         if need > 0:
+            if self._rules.writes_back and need > tree.tiers[DEVICE].allocator.free:
+                self._make_room(need, match.node)
             taken = tree.take(DEVICE, need)
             if taken is None:
                 raise InputError(
@@ -69,18 +96,32 @@ class UntimedServer:
                 )
             pages = taken
         hits = (held, 0, 0)
-        goal = max(match.host, match.storage)
-        if self._restores and goal > held:
+        goal, reason = max(match.host, match.storage), ""
+        if goal > held and (goal - held) * page < self._least_tokens:
+            reason = "below_threshold"
+            self._metrics.count_choice(reason)
+        elif goal > held and self._restores:
             end = tree.cut_at(match.node, goal)
             restored, rest = tree.cut_pages(pages, goal - held)
             if self._restore(end, held, restored):
-                tree.repin(node, end, DEVICE)
+                tree.pin(end, DEVICE)
+                tree.unpin(node, DEVICE)  # by now `end` may lie above it: it may have been cut
                 node, pages, need = end, rest, need - (goal - held)
                 from_host = max(0, min(match.host, goal) - held)
+                from_host -= min(from_host, fetched)
                 hits = (held, from_host, goal - held - from_host)
                 held = goal
         self._leave_pages(request, node, held, pages, need, kv_tokens)
-        self._write_row(request, hits)
+        self._write_row(request, hits, reason)
+
+    def _evict_ahead(self) -> None:
+        tree = self._tree
+        device = tree.tiers[DEVICE]
+        used = device.capacity - device.allocator.free
+        if self._rules.writes_back and device.high_pages and used > device.high_pages:
+            most = device.allocator.free + device.evictable
+            self._make_room(min(most, device.capacity - device.low_pages), tree.root)
+        tree.evict_ahead()
 
     def _restore(self, end: Node, held: int, pages: PageRuns) -> bool:
         """Bring pages `held` .. `end.end` into the L1 `pages`, through L2; False if L2 has no room
@@ -103,7 +144,20 @@ class UntimedServer:
         return True
 
     def _write_through(self, node: Node) -> None:
-        """Write what L2 and L3 lack of the L1-resident path ending at `node`."""
+        """Write what is due of what L2 and L3 lack of the L1-resident path ending at `node`."""
+        rules = self._rules
+        if not rules.writes_through:
+            return
+        if rules.takes_all:
+            self._write(node)
+            return
+        for end in rules.due(node):
+            if rules.by_node and self._tree.covered(end, HOST)[0] < end.depth:
+                break  # what is in front of it got no room
+            self._write(end)
+
+    def _write(self, node: Node) -> None:
+        """Bring the path ending at `node` to every tier below that lacks part of it."""
         tree = self._tree
         for direction, source, target, pressure in self._ways_down:
             first, _ = tree.covered(node, target)
@@ -114,6 +168,29 @@ class UntimedServer:
                 self._metrics.dropped_pages[pressure] += node.end - first
                 return
             self._count(direction, node, source, first, taken)
+            if self._store is not None:
+                self._store.write(node, first)
+
+    def _make_room(self, count: int, found: Node) -> None:
+        """Evict until L1 has `count` free pages; what leaves it goes to L2 at once, which keeps the
+        path ending at `found`, as L3 does.
+        """
+        tree = self._tree
+        tree.pin(found, HOST)
+        tree.pin(found, STORAGE)
+        leaving = Departure(tree, self._metrics, count)
+        for arrival in leaving.arrivals:
+            leaving.close(arrival)
+        leaving.end()
+        if leaving.pages:
+            pages, runs = leaving.pages, extents(leaving.source, leaving.target)
+            self._metrics.directions["d2h"].add_instant(pages, pages * self._page_bytes, runs)
+        for arrival in leaving.arrivals:
+            if self._store is not None:
+                self._store.write(arrival.node, arrival.first)
+            self._write(arrival.node)  # to L3
+        tree.unpin(found, STORAGE)
+        tree.unpin(found, HOST)
 
     def _count(
         self, direction: Direction, node: Node, source: int, first: int, target: PageRuns
@@ -136,22 +213,28 @@ class UntimedServer:
             node, duplicates, pages, adopted = tree.adopt(node, end, held, pages)
             private -= duplicates + adopted
             held = request.prompt_pages
+        elif tree.counts_full_hits:
+            tree.extend(node, request.prompt_runs, request.priority)
+        if self._writes_at_prefill:
+            self._write_through(node)
         more = kv_tokens // self._page - held if self._caches_outputs else 0
         if more > 0:
             end = tree.append(node, answer_runs(request, more, self._private_key))
             self._private_key += more + 1
-            node, _, pages, adopted = tree.adopt(node, end, held, pages)
-            private -= adopted
+            node, duplicates, pages, adopted = tree.adopt(node, end, held, pages)
+            private -= duplicates + adopted
+        elif tree.counts_inserts and self._caches_outputs and request.output_tokens > 1:
+            tree.append(node, ())
         if private > 0:
             tree.give(DEVICE, pages, private)
         self._write_through(node)
         tree.unpin(node, DEVICE)
 
-    def _write_row(self, request: Request, hits: tuple[int, int, int]) -> None:
+    def _write_row(self, request: Request, hits: tuple[int, int, int], reason: str) -> None:
         metrics, page = self._metrics, self._page
         metrics.requests += 1
         made = max(
             request.output_tokens, 1
         )  # as when it is timed: the prompt's last token makes one
         metrics.output_tokens += made
-        metrics.finish_row(request, page, hits, (0, 0, 0, 0, 0, made, 0), "")
+        metrics.finish_row(request, page, hits, (0, 0, 0, 0, 0, made, 0), reason)

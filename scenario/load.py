@@ -204,6 +204,7 @@ _LOCATE = {
     "hw.l3_path": _trace_path,
     "model.name": _model_name,
     "machine.profile": _profile_name,
+    "machine.store": _profile_name,
 }
 
 

@@ -28,8 +28,12 @@ class Inputs(NamedTuple):
     load: LoadOptions
 
 
-def open_inputs(scenario: Scenario, progress: Progress | None = None) -> Inputs:
-    """Open what `scenario` names. Raises InputError for whatever the user gave that cannot be."""
+def open_inputs(
+    scenario: Scenario, progress: Progress | None = None, trace: Trace | None = None
+) -> Inputs:
+    """Open what `scenario` names; `trace`: its trace, where it is open already. Raises InputError
+    for whatever the user gave that cannot be.
+    """
     if not scenario.trace.path:
         raise InputError("no trace was given: name a file, or trace.path in the scenario")
     geometry = load_geometry(scenario.model.name)
@@ -40,7 +44,7 @@ def open_inputs(scenario: Scenario, progress: Progress | None = None) -> Inputs:
             "cache.outputs is cached while cache.pages is partial: an output goes on in the page "
             'that its prompt left partly filled; set cache.outputs to "dropped"'
         )
-    trace = open_trace(
+    trace = trace or open_trace(
         scenario.trace.path,
         block_tokens=scenario.trace.block_tokens,
         speed=scenario.trace.speed,

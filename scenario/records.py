@@ -1,10 +1,10 @@
 """A scenario: all that a run depends on besides the trace's content. One frozen record a table.
 
-The tables `[cache]`, `[restore]` and `[scheduler]` are the engine's own options
+The tables `[cache]` to `[scheduler]` are the engine's own options
 (`hicache.options`), field for field. Reading files is in `scenario.load`, turning sizes into pages
 in `scenario.resolve`.
 
-    preset, mode, seed
+    preset, mode, seed, instances, router
     [trace]      what is replayed, and how fast
     [load]       what makes requests arrive
     [model]      whose KV cache it is
@@ -12,6 +12,8 @@ in `scenario.resolve`.
     [tiers]      page size and the sizes of L1, L2, L3
     [cache]      what is cached, what leaves first           hicache.options.CacheOptions
     [restore]    when a lower tier is read                   hicache.options.RestoreOptions
+    [storage]    what L3 is to the engine                    hicache.options.StorageOptions
+    [prefetch]   how a store is read for queued requests     hicache.options.PrefetchOptions
     [scheduler]  how requests are batched                    hicache.options.SchedulerOptions
     [engine]     how the engine keeps its books
     [hw]         how a real machine is driven
@@ -25,14 +27,24 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from hicache.errors import InputError
-from hicache.options import CacheOptions, LoadOptions, RestoreOptions, SchedulerOptions
+from hicache.options import (
+    CacheOptions,
+    LoadOptions,
+    PrefetchOptions,
+    RestoreOptions,
+    RouterName,
+    SchedulerOptions,
+    StorageOptions,
+)
 from scenario.presets import DEFAULT_PRESET
 from scenario.sizes import AUTO, TWICE, ZERO, Size
+from scenario.transfer_mode import TransferMode
 from traces.synthetic_prefixes import Prefixes
 
 Mode = Literal["timed", "untimed"]
-TransferMode = Literal["staged", "kernel", "dma"]
 MOST_PER_S = 1_000_000
+MOST_INSTANCES = 1024
+LEAST_PER_S = 1e-6
 
 KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
 
@@ -90,9 +102,10 @@ class LoadTable(msgspec.Struct, frozen=True):
     barrier: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate <= MOST_PER_S:
+        if self.rate and not LEAST_PER_S <= self.rate <= MOST_PER_S:
             raise InputError(
-                f"load.rate is {self.rate}: it must lie between 0 and {MOST_PER_S:,} a second"
+                f"load.rate is {self.rate}: it must lie between {LEAST_PER_S:f} and "
+                f"{MOST_PER_S:,} a second, or be 0 (the trace's own times)"
             )
         for key, value in (("clients", self.clients), ("parallel", self.parallel)):
             if value < 0:
@@ -160,12 +173,17 @@ class MachineOptions(msgspec.Struct, frozen=True):
 
     # The name of a profile or the path of a profile's JSON file.
     profile: str = "nvidia-h200"
-    # How pages move between L1 and L2. "staged": gathered on the GPU, one DMA. "kernel": GPU
-    # threads read and write pinned memory. "dma": one memory copy for each run of pages.
-    transfer_mode: TransferMode = "staged"
+    # How pages move between L1 and L2. "backend": as the back-end of hw.transfers was measured,
+    # whole operations. "staged": gathered on the GPU, one DMA. "kernel": GPU threads read and write
+    # pinned memory. "dma": one memory copy for each run of pages. "auto": "backend" where the
+    # profile has it, else "staged".
+    transfer_mode: TransferMode = "auto"
     # The part of GPU memory for weights and L1 (SGLang's mem_fraction_static). The rest is for
     # activations.
     memory_fraction: float = 0.9
+    # What L3 lies in. "": the profile's disk. Else the name of a store (`scenario.stores`) or the
+    # path of its model's JSON file.
+    store: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_fraction <= 1:
@@ -184,6 +202,9 @@ class TierOptions(msgspec.Struct, frozen=True):
     # A multiple refers to L1. 0 switches the tier off.
     l2: Size = TWICE
     l3: Size = ZERO
+    # "down": whole pages. "up_one": one more than that, as SGLang allocates (a size in pages is
+    # taken as it is).
+    l2_rounding: Literal["down", "up_one"] = "down"
 
     def __post_init__(self) -> None:
         _above_zero("tiers.page_size_tokens", self.page_size_tokens)
@@ -227,7 +248,7 @@ class HwOptions(msgspec.Struct, frozen=True):
     # How pages move between L1 and L2; "auto" times them and picks.
     transfers: Literal["auto", "staged", "zero_copy", "direct"] = "auto"
     # How the L3 file is read and written.
-    l3_backend: Literal["pread", "direct", "io_uring", "io_uring_cached"] = "pread"
+    l3_backend: Literal["auto", "pread", "direct", "io_uring", "io_uring_cached"] = "pread"
     # The L3 file or its folder; "": a temporary file, removed at the end. Absolute once loaded.
     l3_path: str = ""
     # Of each page in L3.
@@ -236,6 +257,8 @@ class HwOptions(msgspec.Struct, frozen=True):
     l3_workers: int = 16
     # Pinned host memory at most, in GiB; 0: what the machine has free.
     host_limit_gib: float = 0.0
+    # What the engine's thread does until something has ended: "poll" takes a core, and less time.
+    waiting: Literal["sleep", "poll"] = "sleep"
     # Seconds after which a device that has shown no sign of life counts as dead.
     watchdog_s: float = 60.0
 
@@ -254,6 +277,10 @@ class Scenario(msgspec.Struct, frozen=True):
     # order.
     mode: Mode = "timed"
     seed: int = 0
+    # Servers that share L3, each with the machine and the tiers below, and who decides which of
+    # them serves a request (`hicache.router`).
+    instances: int = 1
+    router: RouterName = "round_robin"
     trace: TraceOptions = msgspec.field(default_factory=TraceOptions)
     load: LoadTable = msgspec.field(default_factory=LoadTable)
     model: ModelOptions = msgspec.field(default_factory=ModelOptions)
@@ -261,6 +288,8 @@ class Scenario(msgspec.Struct, frozen=True):
     tiers: TierOptions = msgspec.field(default_factory=TierOptions)
     cache: CacheOptions = msgspec.field(default_factory=CacheOptions)
     restore: RestoreOptions = msgspec.field(default_factory=RestoreOptions)
+    storage: StorageOptions = msgspec.field(default_factory=StorageOptions)
+    prefetch: PrefetchOptions = msgspec.field(default_factory=PrefetchOptions)
     scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
     engine: BookOptions = msgspec.field(default_factory=BookOptions)
     hw: HwOptions = msgspec.field(default_factory=HwOptions)
@@ -268,6 +297,10 @@ class Scenario(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise InputError(f"seed is {self.seed}: it must not be negative")
+        if not 1 <= self.instances <= MOST_INSTANCES:
+            raise InputError(
+                f"instances is {self.instances}: it must lie between 1 and {MOST_INSTANCES}"
+            )
 
 
 # The record of each table of the file, in the file's order.
@@ -279,6 +312,8 @@ TABLES: dict[str, type] = {
     "tiers": TierOptions,
     "cache": CacheOptions,
     "restore": RestoreOptions,
+    "storage": StorageOptions,
+    "prefetch": PrefetchOptions,
     "scheduler": SchedulerOptions,
     "engine": BookOptions,
     "hw": HwOptions,
@@ -339,7 +374,9 @@ def digest(scenario: Scenario) -> str:
 
 # Where files lie; and what may be named by a file.
 _PLACES = ("trace.path", "trace.tokenizer", "hw.weights", "hw.l3_path")
-_NAMES = ("model.name", "machine.profile")
+_NAMES = ("model.name", "machine.profile", "machine.store")
+# Defaults that changed since the first records were made: for these it is as it was.
+_FORMER = {"machine.transfer_mode": "staged"}
 
 
 def record_digest(scenario: Scenario) -> str:
@@ -350,7 +387,7 @@ def record_digest(scenario: Scenario) -> str:
     """
     import hashlib
 
-    usual = dict(values(Scenario()))
+    usual = dict(values(Scenario())) | _FORMER
     lines: list[str] = []
     for key, value in values(scenario):
         if key not in _PLACES and value != usual[key]:

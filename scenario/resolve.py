@@ -7,16 +7,26 @@ result.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from hicache.errors import InputError
-from hicache.options import EngineOptions
+from hicache.options import EngineOptions, RestoreOptions
 from scenario.geometry import ModelGeometry
-from scenario.presets import preset_options
+from scenario.idle_storage import idle_storage_keys
+from scenario.presets import preset_options, preset_warnings
 from scenario.records import TABLES, Scenario, TierOptions, field_names
 from scenario.sizes import Size, bytes_text
+from scenario.transfer_mode import chosen_mode
+
+if TYPE_CHECKING:
+    from scenario.profile import PcieProfile
+
+# What is believed before anything was measured.
+_PRIORS = tuple(
+    f"restore.{name}" for name in field_names(RestoreOptions) if name.startswith("prior_")
+)
 
 
 class Quantity(Protocol):
@@ -69,19 +79,25 @@ def resolve(scenario: Scenario, profile: MachineMemory | None, geometry: ModelGe
         l1 = _room_for_l1(scenario, profile, geometry, page_bytes)
     else:
         l1 = tiers.l1.pages("tiers.l1", page_tokens, page_bytes)
+    l2 = tiers.l2.pages("tiers.l2", page_tokens, page_bytes, l1)
+    if tiers.l2_rounding == "up_one" and not tiers.l2.is_zero and tiers.l2.unit != "pages":
+        l2 += 1
     options = EngineOptions(
         page_size_tokens=page_tokens,
         bytes_per_token=geometry.kv_bytes_per_token,
         device_pages=l1,
-        host_pages=tiers.l2.pages("tiers.l2", page_tokens, page_bytes, l1),
+        host_pages=l2,
         storage_pages=tiers.l3.pages("tiers.l3", page_tokens, page_bytes, l1),
         cache=scenario.cache,
         restore=scenario.restore,
+        storage=scenario.storage,
+        prefetch=scenario.prefetch,
         scheduler=scenario.scheduler,
         page_ids=scenario.engine.page_ids,
         check_every_steps=scenario.engine.check_every_steps,
     )
-    warnings = [*idle_options(scenario)]
+    warnings = [*preset_warnings(scenario.preset), *idle_options(scenario)]
+    warnings += _idle_l2(scenario, options)
     if profile is not None:
         warnings += _beyond_machine(scenario, profile, geometry, options)
     return Resolved(options, tuple(warnings))
@@ -91,7 +107,8 @@ def pinned_sizes(scenario: Scenario, options: EngineOptions) -> Scenario:
     """The scenario with every tier in pages, as in `options`: no longer a matter of the machine."""
     pages = {"l1": options.device_pages, "l2": options.host_pages, "l3": options.storage_pages}
     sizes = {name: Size(count, "pages") for name, count in pages.items()}
-    return msgspec.structs.replace(scenario, tiers=TierOptions(options.page_size_tokens, **sizes))
+    tiers = TierOptions(options.page_size_tokens, sizes["l1"], sizes["l2"], sizes["l3"])
+    return msgspec.structs.replace(scenario, tiers=tiers)
 
 
 def idle_options(scenario: Scenario) -> list[str]:
@@ -106,6 +123,8 @@ def idle_options(scenario: Scenario) -> list[str]:
             f"seed is {scenario.seed} but has no effect: without a load.rate or a "
             "trace.prefix_share nothing in a replay is random"
         )
+    if scenario.instances == 1 and scenario.router != "round_robin":
+        warnings.append(f"router is {scenario.router} but has no effect: instances is 1")
     for key, reason in idle.items():
         table, _, name = key.rpartition(".")
         value = getattr(getattr(scenario, table), name)
@@ -114,6 +133,37 @@ def idle_options(scenario: Scenario) -> list[str]:
         if is_set:
             warnings.append(f"{key} is {_shown(value)} but has no effect: {reason}")
     return warnings
+
+
+def _idle_l2(scenario: Scenario, options: EngineOptions) -> list[str]:
+    """A warning where L2 is full of copies of L1 that it may not give up."""
+    cache, l1, l2 = options.cache, options.device_pages, options.host_pages
+    writes_through = cache.write_policy in ("write_through", "write_through_selective")
+    if cache.l2_victims != "not_in_l1" or not 0 < l2 <= l1 or not writes_through:
+        return []
+    return [
+        f"tiers.l2 is {scenario.tiers.l2}: {l2:,} pages, no more than the {l1:,} of L1, and "
+        "cache.l2_victims is not_in_l1: once L2 is full of copies of what L1 holds it takes "
+        "nothing new, so that it adds next to nothing; make it larger than L1"
+    ]
+
+
+def left_to_hardware(scenario: Scenario, pcie: PcieProfile) -> list[str]:
+    """One sentence on the options of `hw` that were set, for a simulation: it has no use for them.
+    No mistake, since a scenario is meant to be run both ways. `pcie`: the machine's link.
+    """
+    usual = _preset_values(scenario.preset)
+    mode = chosen_mode(pcie, scenario.machine.transfer_mode, scenario.hw.transfers)
+    simulated = mode == "backend" and scenario.mode == "timed"
+    keys = [
+        key
+        for key in (f"hw.{name}" for name in field_names(type(scenario.hw)))
+        if getattr(scenario.hw, key.removeprefix("hw.")) != usual[key]
+        and not (key == "hw.transfers" and simulated)
+    ]
+    if not keys:
+        return []
+    return [f"{', '.join(keys)}: for hicache run alone, a simulation is the same without"]
 
 
 def _shown(value: object) -> str:
@@ -130,14 +180,24 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
             (
                 "trace.speed",
                 "machine.transfer_mode",
+                "machine.store",
+                "cache.writes_in_flight",
+                "cache.merge_writes_tokens",
+                "cache.write_backlog_fraction",
                 "restore.overlap",
-                "scheduler.max_running_requests",
-                "scheduler.mixed_chunk",
-                "scheduler.output_reserve_fraction",
+                "restore.layerwise",
+                "restore.start",
+                "restore.merge_loads",
+                "restore.probe_every",
+                *_PRIORS,
+                *(f"scheduler.{name}" for name in field_names(type(scenario.scheduler))),
+                "engine.check_every_steps",
                 *(f"load.{name}" for name in field_names(type(scenario.load))),
             ),
             untimed,
         )
+        if restore.policy in ("cost", "always"):
+            idle["restore.policy"] = f"{untimed}: every restore pays, as under cost and always"
     elif scenario.load.shape != "trace" and scenario.load.loop != "closed":
         idle["trace.speed"] = (
             f"load.arrivals is {scenario.load.shape}, so the trace's times are not used"
@@ -147,16 +207,30 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
             idle[f"trace.{name}"] = "trace.prefix_share is 0"
     if scenario.tiers.l1.unit != "auto":
         idle["machine.memory_fraction"] = f"tiers.l1 is {scenario.tiers.l1}, not auto"
+    if scenario.tiers.l2.is_zero or scenario.tiers.l2.unit == "pages":
+        idle["tiers.l2_rounding"] = f"tiers.l2 is {scenario.tiers.l2}"
+    if scenario.cache.eviction != "gdsf":
+        idle["cache.gdsf_doubling_tokens"] = f"cache.eviction is {scenario.cache.eviction}"
     if scenario.cache.eviction == "priority":
         idle["cache.eviction"] = "the trace gives no priorities, so it is lru"
     if restore.policy != "threshold":
         idle["restore.threshold_tokens"] = f"restore.policy is {restore.policy}"
     if restore.policy != "cost":
         reason = f"restore.policy is {restore.policy}, so nothing is estimated"
-        priors = [name for name in field_names(type(restore)) if name.startswith("prior_")]
-        for name in ("probe_every", *priors):
-            idle[f"restore.{name}"] = reason
-    writes = [f"cache.{name}" for name in field_names(type(scenario.cache)) if "write" in name]
+        for key in ("restore.probe_every", *_PRIORS):
+            idle[key] = reason
+    cache = scenario.cache
+    writes = [f"cache.{name}" for name in field_names(type(cache)) if "write" in name]
+    counts = cache.least_write_hits > 1 or cache.eviction in ("lfu", "slru")
+    if scenario.mode == "untimed" and not counts:
+        idle["cache.hit_counting"] = "mode is untimed, and nothing depends on hits"
+    if cache.write_policy == "write_back":
+        reason = "cache.write_policy is write_back: what L1 evicts is written, all of it at once"
+        for name in ("write_after_hits", "write_unit", "write_at"):
+            idle[f"cache.{name}"] = reason
+        idle["cache.hit_counting"] = "cache.write_policy is write_back, so no hits are counted"
+        if scenario.tiers.l3.is_zero:
+            idle |= dict.fromkeys(("cache.writes_in_flight", "cache.merge_writes_tokens"), reason)
     if scenario.cache.write_policy == "none":
         reason = "cache.write_policy is none"
         idle |= dict.fromkeys(writes, reason)
@@ -164,11 +238,17 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
         for tier in ("tiers.l2", "tiers.l3"):
             idle[tier] = f"{reason}, so nothing is ever written below L1"
     if scenario.tiers.l3.is_zero:
-        for key in ("cache.write_backlog_fraction", "restore.prior_storage_gib_per_s"):
+        for key in (
+            "cache.write_backlog_fraction",
+            "restore.prior_storage_gib_per_s",
+            "machine.store",
+        ):
             idle.setdefault(key, "tiers.l3 is 0")
+    idle |= idle_storage_keys(scenario)
     if scenario.tiers.l2.is_zero:
         idle.setdefault("machine.transfer_mode", "tiers.l2 is 0, so nothing is moved")
-        for key in (*writes, *(f"restore.{name}" for name in field_names(type(restore)))):
+        of_l2 = [f"cache.{name}" for name in field_names(type(scenario.cache)) if name[:2] == "l2"]
+        for key in (*writes, *of_l2, *(f"restore.{name}" for name in field_names(type(restore)))):
             idle.setdefault(key, "tiers.l2 is 0, so there is no tier below L1")
     return idle
 
@@ -229,9 +309,10 @@ def _beyond_machine(
                 f"{profile.name} has {bytes_text(room_bytes)} left after the weights of "
                 f"{geometry.name}"
             )
+    disk_bytes = None if scenario.machine.store else memory.storage_bytes
     for key, size, pages, has, what in (
         ("tiers.l2", scenario.tiers.l2, options.host_pages, memory.host_bytes, "host memory"),
-        ("tiers.l3", scenario.tiers.l3, options.storage_pages, memory.storage_bytes, "storage"),
+        ("tiers.l3", scenario.tiers.l3, options.storage_pages, disk_bytes, "storage"),
     ):
         if has is not None and pages * page_bytes > has.value:
             warnings.append(

@@ -26,6 +26,7 @@ from scenario.parquet import ParquetWriter
 if TYPE_CHECKING:
     import pandas
 
+INTERVAL = "interval.json"
 SUMMARY, REQUESTS, SCENARIO, TIMELINE = (
     "summary.json", "requests.parquet", "scenario.toml", "timeline.json",
 )  # fmt: skip
@@ -82,7 +83,8 @@ def write_result(
     """Writes a result folder and returns its absolute path.
 
     `requests`: name -> column, all equally long. `extras`: file name -> content or a function that
-    writes the file at the path it is given; names are `timeline.json` and `completions.*`.
+    writes the file at the path it is given; names are `timeline.json`, `interval.json` and
+    `completions.*`.
     `writer`: one that was started before the run, to save time; `meanwhile` is called while its
     child writes. Raises InputError where
     `check_target` does or the folder cannot be written, ParquetError when the rows cannot be; then
@@ -101,7 +103,7 @@ def write_result(
         _write(os.path.join(unfinished, SUMMARY), summary_text(summary))
         _write(os.path.join(unfinished, SCENARIO), scenario_text)
         for extra, content in (extras or {}).items():
-            assert extra == TIMELINE or extra.startswith(COMPLETIONS_PREFIX), extra
+            assert extra in (TIMELINE, INTERVAL) or extra.startswith(COMPLETIONS_PREFIX), extra
             _write(os.path.join(unfinished, extra), content)
         _put_in_place(unfinished, place)
     except BaseException as error:
@@ -188,7 +190,8 @@ def _write(path: str, content: Extra) -> None:
 
 
 def _is_ours(place: str, name: str) -> bool:
-    known = name in (SUMMARY, REQUESTS, SCENARIO, TIMELINE) or name.startswith(COMPLETIONS_PREFIX)
+    known = name in (SUMMARY, REQUESTS, SCENARIO, TIMELINE, INTERVAL)
+    known = known or name.startswith(COMPLETIONS_PREFIX)
     return known and os.path.isfile(os.path.join(place, name))
 
 

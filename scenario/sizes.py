@@ -84,9 +84,11 @@ class Size(msgspec.Struct, frozen=True):
             pages = self.digits * BYTE_UNITS[self.unit] // (scale * page_bytes)
             page = f"{page_bytes:,} bytes ({page_size_tokens} tokens)"
         if pages == 0 and self.digits:
+            or_off = "or 0 to switch the tier off"
+            if key == "tiers.l1":
+                or_off = "L1 cannot be switched off"
             raise InputError(
-                f"{key} is {self}: less than one page of {page}; "
-                "make it larger, or 0 to switch the tier off"
+                f"{key} is {self}: less than one page of {page}; make it larger, {or_off}"
             )
         return pages
 
@@ -132,6 +134,14 @@ def parse_size(value: object, key: str) -> Size:
             f"{key} is {text}: a part of one is no size; give a whole number of {unit}"
         )
     return Size(digits, unit, len(fraction))
+
+
+def size_bytes(key: str, text: str) -> int:
+    """What `text` is in bytes, as `4GiB` of the option `key`. Raises InputError."""
+    size = parse_size(text, key)
+    if size.unit not in BYTE_UNITS or size.is_zero:
+        raise InputError(f"{key} is {text}: it must be a size in bytes, such as 4GiB")
+    return size.digits * BYTE_UNITS[size.unit] // 10**size.decimals
 
 
 def bytes_text(size_bytes: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hicache.errors import HiCacheError
 from scenario.load import parse_assignments
-from sim.run_command import run_replay
+from sim.run_command import INTERRUPTED, run_replay
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,8 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timeline=options.timeline,
         )
     except HiCacheError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"hicache: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted: no result was written", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

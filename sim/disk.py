@@ -3,11 +3,16 @@
 An operation is one worker's job: a latency, then its blocks one after the other, a block for each
 extent. What the disk does for n operations at once comes from the profile's samples of that block
 size. A block larger than the largest sample is moved at that sample's speed, as several blocks
-would be.
+would be. Slots that were never written take longer to write, where the profile knows by how much
+and pages are named (`Copy.target`; engines that share a disk count as one). Reads and writes that
+go on together share it as was measured. Where the profile says how many operations of one direction
+run at once, more of them wait for their turn.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from functools import partial
 
 from simpy import Environment
@@ -17,42 +22,99 @@ from hicache.operations import Completion, Copy
 from scenario.profile import DiskProfile, Surface
 from sim.curves import Line, line
 from sim.finish import report
+from sim.ranges import RangeWatch
 from sim.shared_device import PERMILLE, SharedDevice
 
 
 class Disk:
     """Serves `h2s` and `s2h` copies. `workers`: operations at once, the profile's if None."""
 
-    def __init__(self, env: Environment, profile: DiskProfile, workers: int | None = None) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        profile: DiskProfile,
+        workers: int | None = None,
+        watch: RangeWatch | None = None,
+    ) -> None:
+        self._watch = watch or RangeWatch()
         self._read = BlockTimes(profile.read_bytes_per_s)
         self._write = BlockTimes(profile.write_bytes_per_s)
         self._read_latency_ns = profile.read_latency_ns.value
         self._write_latency_ns = profile.write_latency_ns.value
+        weights: dict[str, int] | None = None
+        if profile.read_share_permille is not None:
+            share = min(max(profile.read_share_permille.value, 1), PERMILLE - 1)
+            weights = {"s2h": share, "h2s": PERMILLE - share}
         self.device: SharedDevice[tuple[Pending[Completion], Copy]] = SharedDevice(
-            env, workers or profile.workers.value, self._finished, profile.mixed_permille.value
-        )
+            env, workers or profile.workers.value, self._finished, profile.mixed_permille.value,
+            weights,
+        )  # fmt: skip
+        first = profile.first_write_permille
+        self._first_permille = PERMILLE if first is None else first.value
+        self._written = bytearray()  # by slot: 1 once it was written
+        # Operations of a direction at once: a number of workers that is given takes its place.
+        each_way = profile.each_way
+        self._each_way = each_way.value if each_way is not None and workers is None else 0
+        self._under_way = {"s2h": 0, "h2s": 0}
+        self._waiting: dict[str, deque[tuple[Pending[Completion], Copy, int]]] = {
+            "s2h": deque(), "h2s": deque(),
+        }  # fmt: skip
 
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
         """Take a copy that the engine has ready at `ready_ns`."""
-        if operation.direction == "s2h":
+        direction = operation.direction
+        if self._each_way and self._under_way[direction] >= self._each_way:
+            self._waiting[direction].append((pending, operation, ready_ns))
+            return
+        self._under_way[direction] += 1
+        self._begin(pending, operation, ready_ns)
+
+    def _begin(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
+        direction = operation.direction
+        if direction == "s2h":
             times, latency_ns = self._read, self._read_latency_ns
         else:
             times, latency_ns = self._write, self._write_latency_ns
+        first_times = 1.0
+        if direction == "h2s" and self._first_permille != PERMILLE and operation.target:
+            first_times += self._new(operation) * (PERMILLE / self._first_permille - 1)
         blocks = operation.extents if operation.extents > 1 else 1
         block_bytes = operation.size_bytes / blocks
+        if block_bytes > times.largest_bytes:
+            what = f"bytes of a disk block ({operation.direction})"
+            self._watch.above(what, int(block_bytes), times.largest_bytes)
         self.device.submit(
             (pending, operation),
             pending.number,
-            max(1, int(blocks * times.alone_ns(block_bytes) + 0.5)),
+            max(1, int(blocks * times.alone_ns(block_bytes) * first_times + 0.5)),
             partial(times.gain, block_bytes),
-            kind=operation.direction,
+            kind=direction,
             ready_ns=ready_ns,
             latency_ns=latency_ns,
         )
+        if self.device.in_use > times.most_at_once:
+            what = f"operations at once on the disk ({operation.direction})"
+            self._watch.above(what, self.device.in_use, times.most_at_once)
+
+    def _new(self, operation: Copy) -> float:
+        """The part of a write's slots that were never written; they are now."""
+        written, new, slots = self._written, 0, 0
+        for first, count in operation.target:
+            if first + count > len(written):
+                written.extend(bytes(first + count - len(written)))
+            new += written.count(0, first, first + count)
+            slots += count
+            written[first : first + count] = b"\x01" * count
+        return new / slots
 
     def _finished(
         self, job: tuple[Pending[Completion], Copy], started_ns: int, finished_ns: int
     ) -> None:
+        direction = job[1].direction
+        if self._waiting[direction]:
+            self._begin(*self._waiting[direction].popleft())
+        else:
+            self._under_way[direction] -= 1
         report(*job, started_ns, finished_ns)
 
 
@@ -72,6 +134,12 @@ class BlockTimes:
         # From this size on all samples are rates, so that gains are the same.
         self._largest = max(times.xs[-1] for times in self._lines.values())
         self._gains: dict[tuple[float, int], int] = {}
+        # The ends of what was sampled. A single sample is a rate, which has none.
+        self.largest_bytes = self.most_at_once = sys.maxsize
+        if len(samples[1]) > 1:
+            self.largest_bytes = int(self._lines[1].xs[-1])
+        if len(samples) > 1:
+            self.most_at_once = self._concurrent[-1]
 
     def alone_ns(self, block_bytes: float) -> float:
         """What one block takes when nothing else runs."""

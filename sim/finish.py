@@ -15,12 +15,16 @@ def report(
     operation: Operation,
     started_ns: int,
     finished_ns: int,
+    answer: int = 0,
 ) -> None:
-    """Finish `pending`: its device began at `started_ns` and is done at `finished_ns`, now."""
+    """Finish `pending`: its device began at `started_ns` and is done at `finished_ns`, now.
+    `answer`: what a store says (`Completion.answer`).
+    """
     env = pending.env
     soonest = env._now + 1  # the rule of hicache.kernel.stamp
     stamp_ns: Any = finished_ns if finished_ns > soonest else soonest
     completion = Completion(
-        pending.number, operation, pending.submitted_ns, started_ns, finished_ns, stamp_ns
-    )
+        pending.number, operation, pending.submitted_ns, started_ns, finished_ns, stamp_ns, 0,
+        answer,
+    )  # fmt: skip
     post(env, pending, completion, stamp_ns)

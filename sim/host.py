@@ -29,6 +29,7 @@ class Host:
             "s2h": engine.s2h_ns.value,
         }
         self.step_ns = engine.step_ns.value
+        self.burst_ns = self.step_ns if engine.burst_ns is None else engine.burst_ns.value
         self._overhead = None
         if profile.restore_overhead is not None:
             self._overhead = line(profile.restore_overhead.points)

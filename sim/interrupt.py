@@ -1,7 +1,8 @@
 """Ctrl-C that ends a run between two events, so that no count is half made and the result is sound.
 
-While a request is read (perhaps from a pipe that has stalled), and at the second Ctrl-C, it takes
-effect at once. Where SIGINT belongs to somebody else (a notebook, a thread), nothing changes.
+While a request is read (perhaps from a pipe that has stalled) it takes effect at once. So does the
+second Ctrl-C, but between any two lines: what was counted is not sound then (`given_up`). Where
+SIGINT belongs to somebody else (a notebook, a thread), nothing changes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Interrupt:
         self._asked = False
         self._reading = False
         self._ours = False
+        self.given_up = False  # asked twice: there will be no result
 
     def __enter__(self) -> Interrupt:
         self._ours = (
@@ -63,6 +65,8 @@ class Interrupt:
             raise InputError("the trace holds no request")
 
     def _on_signal(self, number: int, frame: object) -> None:
+        if self._asked:
+            self.given_up = True
         if self._reading or self._asked:
             raise KeyboardInterrupt
         self._asked = True

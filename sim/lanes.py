@@ -2,7 +2,7 @@
 
     SimMachine                     one host's hardware model, from a profile; a factory of lanes
       lanes() -> SimLanes          one engine's own host thread, PCIe link and GPU
-      disk                         shared by all of them
+      disk, or store               shared by all of them
 
 Every operation passes the engine's thread (`sim.host`), then its device. A device finishes it when
 it is done; nothing is on SimPy's queue as a completion before that, because sharing and cut bursts
@@ -21,16 +21,23 @@ from simpy import Environment
 
 from hicache.errors import InputError
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Operation
+from hicache.operations import Completion, Copy, Decode, Lookup, Operation
+from hicache.store_contents import StoreContents
 from report.run import Outside
 from scenario.profile import Estimate, Profile
+from scenario.stores import StoreProfile
+from scenario.transfer_mode import TransferMode, chosen_mode
+from sim.contention import Contention
 from sim.disk import Disk
 from sim.gpu import Gpu
 from sim.host import Host
-from sim.pcie import Link, TransferMode
+from sim.keyed_store import KeyedStore
+from sim.layered import STAGED_GROUPS
+from sim.pcie import Link
 from sim.ranges import RangeWatch
 from sim.scaling import Geometry, scaled
 from sim.step_model import StepModel, step_model
+from sim.stores import SharedStore, StoreClient
 
 
 class SimLanes:
@@ -41,7 +48,7 @@ class SimLanes:
         env: Environment,
         host: Host,
         link: Link,
-        disk: Disk,
+        disk: Disk | StoreClient | KeyedStore,
         gpu: Gpu,
         *,
         numbers: Iterator[int],
@@ -49,7 +56,7 @@ class SimLanes:
         self._env: Any = env  # its times are ints
         self._host = host
         self._link = link
-        self._disk = disk
+        self._disk: Disk | StoreClient | KeyedStore = disk
         self._gpu = gpu
         self._numbers = numbers
 
@@ -63,10 +70,15 @@ class SimLanes:
                 self._link.submit(pending, operation, ready_ns)
             else:
                 self._disk.submit(pending, operation, ready_ns)
+        elif type(operation) is Lookup:
+            storage = self._disk
+            assert isinstance(storage, KeyedStore), "only a store is asked by key"
+            storage.lookup(pending, operation)
         else:
-            host = self._host  # its thread is busy for `step_ns` before the step is ready
+            host = self._host  # its thread is busy before the step or burst is ready
             free_ns = host.free_ns
-            host.free_ns = ready_ns = (now if now > free_ns else free_ns) + host.step_ns
+            took_ns = host.burst_ns if type(operation) is Decode else host.step_ns
+            host.free_ns = ready_ns = (now if now > free_ns else free_ns) + took_ns
             self._gpu.submit(pending, operation, ready_ns)
         return pending
 
@@ -82,8 +94,10 @@ class SimMachine:
     `geometry`: the model that runs, None for the one whose steps were sampled; another is scaled.
     `keeps_step_ends`: whether completions of bursts list the end of every step, which records need
     and the engine does not. `numbers`: a counter that lanes outside this machine share.
-    `disk_workers`, `copy_threads`: the profile's if None. Raises InputError for a transfer mode
-    that the profile knows nothing of.
+    `store`: what L3 lies in; None: the disk. `backend`: of `hw.transfers`, for mode "backend".
+    `disk_workers`, `copy_threads`: the profile's if None; so many disk workers serve either
+    direction. `contents`: what is in L3, where that is a store that is asked by page key, and not
+    the engine's own. Raises InputError for a transfer mode that the profile knows nothing of.
     """
 
     def __init__(
@@ -92,32 +106,65 @@ class SimMachine:
         profile: Profile,
         geometry: Geometry | None = None,
         *,
-        transfer_mode: TransferMode = "staged",
+        transfer_mode: TransferMode = "auto",
+        backend: str = "auto",
         disk_workers: int | None = None,
         copy_threads: int | None = None,
         numbers: Iterator[int] | None = None,
         keeps_step_ends: bool = True,
+        store: StoreProfile | None = None,
+        contents: StoreContents | None = None,
     ) -> None:
         for key, number in (("disk_workers", disk_workers), ("copy_threads", copy_threads)):
             if number is not None and number < 1:
                 raise InputError(f"{key} is {number}: it must be 1 or more")
         self.profile = profile
         self.numbers: Iterator[int] = numbers if numbers is not None else count()
-        self.disk = Disk(env, profile.disk, disk_workers)
         self._env: Any = env  # its times are ints
         self._keeps_step_ends = keeps_step_ends
-        self._transfer_mode: TransferMode = transfer_mode
+        self._transfer_mode: TransferMode = chosen_mode(profile.pcie, transfer_mode, backend)
+        self._backend = backend
         self._copy_threads = copy_threads
         self._watch = RangeWatch()
+        self.disk = Disk(env, profile.disk, disk_workers, self._watch)
+        self.store = SharedStore(env, store) if store is not None else None
+        self._contents = contents
         gpu, self._scaling = scaled(profile.gpu, geometry or profile.gpu.model)
+        self._layers = (geometry or profile.gpu.model).layers
         self.steps: StepModel = step_model(gpu, self._watch)
 
     def lanes(self) -> SimLanes:
-        """Devices for one more engine: its own GPU, link and host, the machine's one disk."""
+        """Devices for one more engine: its own GPU, link and host; the one disk, or store."""
         host = Host(self.profile.host, self._watch, self._copy_threads)
-        link = Link(self._env, self.profile.pcie, host, self._transfer_mode)
-        gpu = Gpu(self._env, self.steps, keeps_step_ends=self._keeps_step_ends)
-        return SimLanes(self._env, host, link, self.disk, gpu, numbers=self.numbers)
+        parts = self.profile.interference
+        contention = Contention(parts) if parts is not None else None
+        link = Link(
+            self._env, self.profile.pcie, host, self._transfer_mode, self._backend, contention,
+            self._watch,
+        )  # fmt: skip
+        ahead = self.profile.gpu.steps_ahead
+        mode = self._transfer_mode
+        loads_staged = mode == "staged" or (mode == "backend" and self._backend == "staged")
+        gpu = Gpu(
+            self._env,
+            self.steps,
+            keeps_step_ends=self._keeps_step_ends,
+            steps_ahead=ahead.value if ahead is not None else 0,
+            link=link,
+            layers=self._layers,
+            groups=STAGED_GROUPS if loads_staged else self._layers,
+            contention=contention,
+        )
+        client = self.store.client() if self.store is not None else None
+        storage: Disk | StoreClient | KeyedStore = client or self.disk
+        if self._contents is not None:
+            lookup_ns = client.lookup_ns if client is not None else self._look_on_disk_ns
+            storage = KeyedStore(self._env, storage, self._contents, lookup_ns)
+        return SimLanes(self._env, host, link, storage, gpu, numbers=self.numbers)
+
+    def _look_on_disk_ns(self, _pages: int) -> int:
+        """A question to the machine's own disk takes as long as to begin to read."""
+        return self.profile.disk.read_latency_ns.value
 
     def estimates(self) -> tuple[Estimate, ...]:
         """What results rest on though nobody measured it: the profile's, scaling, joint steps."""
@@ -128,7 +175,11 @@ class SimMachine:
                 "one launch floor and what each part takes above it, which nobody measured"
             )
             joint = (Estimate("gpu.attention_prefill", how),)
-        return (*self.profile.estimates(), *self._scaling, *joint)
+        known = self.profile.estimates()
+        if self.store is not None:
+            known = tuple(each for each in known if not each.key.startswith("disk."))
+            known += self.store.profile.estimates()
+        return (*known, *self._scaling, *joint)
 
     def outside_range(self) -> tuple[Outside, ...]:
         """What the run asked of the profile beyond its samples, so far."""

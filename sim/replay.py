@@ -8,16 +8,17 @@ summary, one row a request, and the scenario as resolved. Nothing here prints or
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simpy import Environment
 
 from hicache.engine import Engine
-from hicache.errors import InputError
+from hicache.errors import InputError, RecordEnded
 from hicache.kernel import drain
 from hicache.options import EngineOptions, LoadOptions
 from hicache.ports import Lanes
 from hicache.record import Record, Recorder, ReplayLanes
+from hicache.store_contents import StoreContents
 from report.outcome import Outcome
 from report.rows import Rows
 from report.summary import summarise
@@ -26,6 +27,9 @@ from scenario.geometry import ModelGeometry
 from scenario.opening import open_inputs
 from scenario.profile import Profile
 from scenario.records import Scenario, dump_toml, record_digest
+from scenario.resolve import left_to_hardware
+from scenario.stores import load_store
+from sim.fleet import Fleet
 from sim.instant import InstantLanes
 from sim.interrupt import Interrupt
 from sim.lanes import SimMachine
@@ -47,7 +51,7 @@ class Run:
     profile: Profile
     trace: Trace
     env: Environment
-    engine: Engine
+    engine: Engine | Fleet
     machine: SimMachine | None
     warnings: tuple[str, ...]
     load: LoadOptions
@@ -56,6 +60,7 @@ class Run:
     recorder: Recorder | None = None
     replaying: ReplayLanes | None = None
     interrupted: bool = False
+    cut_off: str = ""  # where the record that is replayed ends before the run does
     # What was assumed of the trace's arrivals.
     notes: list[str] = field(default_factory=list)
 
@@ -64,21 +69,33 @@ class Run:
         """The machine's name in the summary."""
         return self.profile.name
 
+    @property
+    def instances(self) -> tuple[Engine, ...]:
+        """Every engine of the run."""
+        engine = self.engine
+        return engine.engines if isinstance(engine, Fleet) else (engine,)
+
     def execute(self) -> None:
-        """Serve the whole trace. Ctrl-C ends it early and keeps what is done."""
+        """Serve the whole trace. Ctrl-C ends it early and keeps what is done, and so does a record
+        that was cut off. A second Ctrl-C is a KeyboardInterrupt: then there is no result.
+        """
         # The cyclic collector finds next to nothing here.
         collecting = gc.isenabled()
         gc.disable()
+        interrupt = Interrupt(self.env)
         try:
-            with Interrupt(self.env) as interrupt:
+            with interrupt:
                 self._serve(interrupt)
         except KeyboardInterrupt:
             self.interrupted = True
+            if interrupt.given_up:
+                raise
+        except RecordEnded as ended:
+            self.interrupted, self.cut_off = True, str(ended)
+            self.notes.append(f"cut_off: {ended}")
         finally:
             if collecting:
                 gc.enable()
-        if self.replaying is not None and not self.interrupted:
-            self.replaying.finish()
         if self.recorder is not None and not self.interrupted:
             self.recorder.close()
 
@@ -98,11 +115,14 @@ class Run:
             notes=self.notes,
         )
         if self.replaying is not None:
+            assert isinstance(self.engine, Engine)
             self.replaying.deliver_inputs(self.engine)
         self.engine.serve(requests, self.load, reads_ahead=not self.trace.layout.timed)
         while drain(self.env, EVENTS_AT_ONCE):
             pass
-        assert self.engine.scheduler.running == 0, "the run ended with requests under way"
+        if self.replaying is not None:
+            self.replaying.finish()
+        assert self.engine.running == 0, "the run ended with requests under way"
 
     def outcome(self) -> Outcome:
         """What the run left, after `execute`."""
@@ -113,7 +133,8 @@ class Run:
             extras["timeline.json"] = self.timeline.text()
         if self.record_lines is not None:
             extras["completions.jsonl"] = "\n".join(self.record_lines) + "\n"
-        return Outcome(summary, rows.columns(), dump_toml(self.scenario), extras, self.interrupted)
+        text = dump_toml(self.scenario)
+        return Outcome(summary, rows.columns(), text, extras, self.interrupted, self.cut_off)
 
 
 def prepare(
@@ -123,20 +144,32 @@ def prepare(
     timeline: bool = False,
     record: bool = False,
     replay_of: Record | None = None,
+    profile: Profile | None = None,
+    trace: Trace | None = None,
 ) -> Run:
     """Read what `scenario` names and put the run together.
 
     `timeline`: keep the run for Perfetto. `record`: keep every completion. `replay_of`: take the
-    completions from a record instead of the simulated machine. Raises InputError for whatever the
-    user gave that cannot be.
+    completions from a record instead of the simulated machine. `profile`: in place of the one that
+    the scenario names. `trace`: the scenario's, where it is open already. Raises InputError for
+    whatever the user gave that cannot be.
     """
-    geometry, profile, options, warnings, trace, load = open_inputs(scenario, progress)
+    geometry, named, options, warnings, trace, load = open_inputs(scenario, progress, trace)
+    profile = profile or named
     if scenario.mode == "untimed" and (record or timeline or replay_of is not None):
         raise InputError(
             "mode is untimed: nothing takes time, so there are no completions to record or replay "
             "and no timeline; leave out --untimed, or else --save-record, --record and --timeline"
         )
+    if replay_of is None:
+        warnings = (*warnings, *left_to_hardware(scenario, profile.pcie))
+    if scenario.instances > 1 and (record or timeline or replay_of is not None):
+        raise InputError(
+            f"instances is {scenario.instances}: a record and a timeline are those of one engine; "
+            "leave out --save-record, --record and --timeline, or set instances to 1"
+        )
     env = Environment(0)
+    contents = StoreContents(options.storage_pages) if options.has_store else None
     machine: SimMachine | None = None
     replaying: ReplayLanes | None = None
     lanes: Lanes
@@ -152,7 +185,10 @@ def prepare(
             profile,
             geometry,
             transfer_mode=scenario.machine.transfer_mode,
+            backend=scenario.hw.transfers,
             keeps_step_ends=record,
+            store=load_store(scenario.machine.store) if scenario.machine.store else None,
+            contents=contents,
         )
         lanes = machine.lanes()
     keeper = TimelineLanes(env, lanes) if timeline else None
@@ -161,9 +197,18 @@ def prepare(
     recorder: Recorder | None = None
     if lines is not None:
         lanes = recorder = Recorder(env, lanes, lines.append, record_digest(scenario))
+    engine = first = Engine(env, lanes, options)
+    if keeper is not None:
+        keeper.watch(first)
+    if scenario.instances > 1:
+        others = [
+            Engine(env, machine.lanes() if machine else lanes, replace(options, instance=number))
+            for number in range(1, scenario.instances)
+        ]
+        engine = Fleet(env, [first, *others], scenario.router, contents)
     return Run(
-        scenario, options, geometry, profile, trace, env, Engine(env, lanes, options), machine,
-        warnings, load, keeper, lines, recorder, replaying,
+        scenario, options, geometry, profile, trace, env, engine, machine, warnings, load, keeper,
+        lines, recorder, replaying,
     )  # fmt: skip
 
 
@@ -174,10 +219,12 @@ def replay(
     timeline: bool = False,
     record: bool = False,
     replay_of: Record | None = None,
+    profile: Profile | None = None,
 ) -> Outcome:
     """Replay `scenario` and return what came of it; see `prepare` for the arguments."""
     run = prepare(
-        scenario, progress=progress, timeline=timeline, record=record, replay_of=replay_of
-    )
+        scenario, progress=progress, timeline=timeline, record=record, replay_of=replay_of,
+        profile=profile,
+    )  # fmt: skip
     run.execute()
     return run.outcome()

@@ -54,6 +54,7 @@ def scaled(gpu: GpuProfile, geometry: Geometry) -> tuple[GpuProfile, tuple[Estim
     changed = msgspec.structs.replace(
         gpu,
         dense=_tokens(gpu.dense, model, geometry),
+        dense_decode=_tokens(gpu.dense_decode, model, geometry),
         prefill=_tokens(gpu.prefill, model, geometry),
         attention_prefill=_attention(
             gpu.attention_prefill,

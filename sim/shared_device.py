@@ -2,9 +2,10 @@
 
 Work is counted in solo-ns: what a transfer would take alone. With n transfers under way the device
 does g(n) solo-ns of work in each ns (g is the profile's gain from concurrency, 1 where bandwidth is
-all there is), an equal share of it for each. A virtual clock counts what each active transfer has
-been given, so a transfer ends when that clock has moved on by its work; nobody's remaining work is
-ever rewritten.
+all there is), an equal share of it for each, or where kinds of transfers have weights a share by
+weight. A virtual clock (with weights one for each kind) counts what each active transfer has been
+given, so a transfer ends when that clock has moved on by its work; nobody's remaining work is ever
+rewritten.
 
     submitted -> waits for a worker -> latency (takes no bandwidth) -> active: shares -> finished
 
@@ -20,7 +21,7 @@ and 2.0 s.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from math import lcm
 from typing import Any, Generic, TypeVar
@@ -64,11 +65,24 @@ class _Share(Generic[T]):
         self.started_ns = 0
 
 
+class _Clock(Generic[T]):
+    """What each active transfer of a kind, or of any, has been given; and the active ones, as
+    (clock at which it ends, number, share).
+    """
+
+    __slots__ = ("active", "moved", "speed")
+
+    def __init__(self) -> None:
+        self.moved = 0
+        self.speed = 0
+        self.active: list[tuple[int, int, _Share[T]]] = []
+
+
 class SharedDevice(Generic[T]):
     """Calls `on_finish(item, started_ns, finished_ns)` for each item when its transfer is over.
 
     `mixed_permille`: the part of its work that the device does while transfers of different kinds
-    are active.
+    are active. `weights`: of every kind, by which they share it then; None: all alike.
     """
 
     def __init__(
@@ -77,6 +91,7 @@ class SharedDevice(Generic[T]):
         workers: int,
         on_finish: Callable[[T, int, int], None],
         mixed_permille: int = PERMILLE,
+        weights: Mapping[str, int] | None = None,
     ) -> None:
         assert workers >= 1
         self.workers = workers
@@ -88,11 +103,11 @@ class SharedDevice(Generic[T]):
         # them.
         self._units = PERMILLE * PERMILLE * common * common
         self._each = [0, *((common // n) ** 2 for n in range(1, workers + 1))]
-        self._clock = 0
+        self._scale = common * common
         self._at = int(env.now)
-        self._speed = 0
-        # (clock at which it ends, number, share); (time at which it becomes active, number, share).
-        self._active: list[tuple[int, int, _Share[T]]] = []
+        self._weights = dict(weights) if weights is not None else {}
+        self._clocks: dict[str, _Clock[T]] = {kind: _Clock() for kind in self._weights or ("",)}
+        # (time at which it becomes active, number, share).
         self._joining: list[tuple[int, int, _Share[T]]] = []
         self._waiting: deque[_Share[T]] = deque()
         self._timer: Timer | None = None
@@ -101,7 +116,7 @@ class SharedDevice(Generic[T]):
     @property
     def in_use(self) -> int:
         """Workers that hold a transfer now."""
-        return len(self._active) + len(self._joining)
+        return sum(len(each.active) for each in self._clocks.values()) + len(self._joining)
 
     @property
     def waiting(self) -> int:
@@ -133,9 +148,10 @@ class SharedDevice(Generic[T]):
         self._rearrange()
 
     def _settle(self) -> None:
-        """Bring the virtual clock to now."""
+        """Bring the virtual clocks to now."""
         now = self._env._now
-        self._clock += (now - self._at) * self._speed
+        for clock in self._clocks.values():
+            clock.moved += (now - self._at) * clock.speed
         self._at = now
 
     def _on_timer(self, timer: Timer) -> None:
@@ -145,36 +161,47 @@ class SharedDevice(Generic[T]):
 
     def _rearrange(self) -> None:
         """End what is done, begin what can, and set the timer to the next change."""
-        now, active, joining = self._at, self._active, self._joining
-        while active and active[0][0] <= self._clock:
-            _, _, share = heappop(active)
-            self._on_finish(share.item, share.started_ns, now)
+        now, joining = self._at, self._joining
+        for clock in self._clocks.values():
+            active = clock.active
+            while active and active[0][0] <= clock.moved:
+                _, _, share = heappop(active)
+                self._on_finish(share.item, share.started_ns, now)
         while self._waiting and self.in_use < self.workers:
             share = self._waiting.popleft()
             share.started_ns = share.ready_ns if share.ready_ns > now else now
             heappush(joining, (share.started_ns + share.latency_ns, share.number, share))
         while joining and joining[0][0] <= now:
             _, number, share = heappop(joining)
-            heappush(active, (self._clock + share.work_ns * self._units, number, share))
-        self._speed = self._speed_now()
+            clock = self._clocks[share.kind if self._weights else ""]
+            heappush(clock.active, (clock.moved + share.work_ns * self._units, number, share))
+        self._set_speeds()
         next_ns = joining[0][0] if joining else -1
-        if active:
-            finish_ns = now - (self._clock - active[0][0]) // self._speed
-            if next_ns < 0 or finish_ns < next_ns:
-                next_ns = finish_ns
+        for clock in self._clocks.values():
+            if clock.active:
+                finish_ns = now - (clock.moved - clock.active[0][0]) // clock.speed
+                if next_ns < 0 or finish_ns < next_ns:
+                    next_ns = finish_ns
         self._timer = Timer(self._env, next_ns - now, self._callbacks) if next_ns >= 0 else None
 
-    def _speed_now(self) -> int:
-        """Units by which the virtual clock moves in a ns: the mean gain of the active, shared."""
-        active = self._active
-        if not active:
-            return 0
-        count = len(active)
-        if count == 1:
-            return PERMILLE * PERMILLE * self._each[1]
-        gains = 0
-        kind, mixed = active[0][2].kind, False
-        for _, _, share in active:
-            gains += share.gain(count)
-            mixed = mixed or share.kind != kind
-        return gains * (self._mixed if mixed else PERMILLE) * self._each[count]
+    def _set_speeds(self) -> None:
+        """Units by which the virtual clocks move in a ns: the mean gain of the active, shared."""
+        count = sum(len(each.active) for each in self._clocks.values())
+        gains, kinds = 0, 0
+        first: str | None = None
+        for clock in self._clocks.values():
+            for _, _, share in clock.active:
+                gains += share.gain(count) if count > 1 else PERMILLE
+                if share.kind != first:
+                    first, kinds = share.kind, kinds + 1
+        mixed = self._mixed if kinds > 1 else PERMILLE
+        weights = self._weights
+        if kinds < 2 or not weights:
+            for clock in self._clocks.values():
+                clock.speed = gains * mixed * self._each[count] if clock.active else 0
+            return
+        whole = count * sum(len(self._clocks[kind].active) * weights[kind] for kind in weights)
+        for kind, clock in self._clocks.items():
+            # So many units that what is rounded away is nothing.
+            share_of_each = gains * mixed * self._scale * weights[kind] // whole
+            clock.speed = share_of_each if clock.active else 0

@@ -9,7 +9,8 @@
 
 Samples are made monotone (`sim.curves`); where they are monotone already the model equals them. A
 new token alone (a full hit: all but the last token was cached) is one row of decode, not a chunk of
-64.
+64, unless it was sampled. A decode step has its own dense part where that was sampled: a GPU may
+run both from graphs of a few sizes, which then are steps in both curves, at different places.
 
 Beyond the samples the last piece goes on and `sim.ranges` counts it. Contexts under the smallest
 sample take that sample's time. Several chunks in one step: the launch floor once, plus what each
@@ -56,7 +57,9 @@ def step_model(gpu: GpuProfile, watch: RangeWatch | None = None) -> StepModel:
     assert gpu.dense is not None
     assert gpu.attention_prefill is not None
     assert gpu.attention_decode is not None
-    return PartsStepModel(gpu.dense, gpu.attention_prefill, gpu.attention_decode, watch)
+    return PartsStepModel(
+        gpu.dense, gpu.attention_prefill, gpu.attention_decode, watch, gpu.dense_decode
+    )
 
 
 class CurveStepModel:
@@ -92,11 +95,19 @@ class CurveStepModel:
 class PartsStepModel:
     """A machine with samples of the dense part and of attention."""
 
-    def __init__(self, dense: Curve, prefill: Surface, decode: Surface, watch: RangeWatch) -> None:
+    def __init__(
+        self,
+        dense: Curve,
+        prefill: Surface,
+        decode: Surface,
+        watch: RangeWatch,
+        dense_decode: Curve | None = None,
+    ) -> None:
         self.joint_prefills = 0
         self._watch = watch
         self._dense = line(dense.points)
         self._dense_largest = dense.points[-1][0]
+        self._dense_decode = self._dense if dense_decode is None else line(dense_decode.points)
         self._decode = _DecodeAttention(decode, watch)
         self._prefill = _PrefillAttention(prefill, self._decode.row(1)[0], watch)
         self._floor = float(min(attention_floor(prefill.points), attention_floor(decode.points)))
@@ -112,7 +123,7 @@ class PartsStepModel:
         floor = self._floor
         above = 0.0
         for chunk in chunks:
-            above += max(0.0, self._prefill.ns(chunk) - floor)
+            above += max(0.0, self._prefill.beside_ns(chunk) - floor)
         if step.decode_batch:
             self.joint_prefills += 1
             batch = step.decode_batch
@@ -151,7 +162,7 @@ class PartsStepModel:
         found = self._rows.get(batch)
         if found is None:
             attention, largest = self._decode.row(batch)
-            dense = self._dense_ns(batch)
+            dense = self._dense_decode.at(batch)
             whole = Line(attention.xs, [dense + ns for ns in attention.ys])
             found = self._rows[batch] = (whole, largest)
         self._decode.check(batch, context_tokens, found[1])
@@ -176,27 +187,45 @@ class _PrefillAttention:
             pasts.append(past)
             times.append(ns)
         self._news = [1, *(new for new in columns if new > 1)]
-        # One token is one row of decode; as a function of its past, like the other columns.
-        self._columns = [one_token, *(Line(*of) for new, of in columns.items() if new > 1)]
+        # One token is one row of decode unless it was sampled; a function of its past, as all are.
+        first = Line(*columns[1]) if 1 in columns else one_token
+        self._columns = [first, *(Line(*of) for new, of in columns.items() if new > 1)]
         if len(self._news) == 1:
             self._news.append(2)
             self._columns.append(one_token)
         self._inner = self._news[1:-1]
+        # Without the padding that a graph's size adds to a step of one chunk: that belongs to a
+        # step as a whole, not to each of its chunks.
+        own = [
+            place
+            for place, column in enumerate(self._columns)
+            if place in (0, len(self._columns) - 1) or not column.same_as(self._columns[place + 1])
+        ]
+        self._own_news = [self._news[place] for place in own]
+        self._own_columns = [self._columns[place] for place in own]
+        self._own_inner = self._own_news[1:-1]
         self._largest_new = self._news[-1]
         self._largest_past = min(pasts[-1] for pasts, _ in columns.values())
         self._watch = watch
 
     def ns(self, chunk: Chunk) -> float:
-        """What the attention of `chunk` takes."""
+        """What the attention of `chunk` takes in a step of its own."""
+        return self._ns(chunk, self._news, self._columns, self._inner)
+
+    def beside_ns(self, chunk: Chunk) -> float:
+        """What the attention of `chunk` takes in a step with others."""
+        return self._ns(chunk, self._own_news, self._own_columns, self._own_inner)
+
+    def _ns(self, chunk: Chunk, news: list[int], columns: list[Line], inner: list[int]) -> float:
         new, past = chunk.new_tokens, chunk.past_tokens
         if new > self._largest_new:
             self._watch.above("new tokens of a prefill chunk", new, self._largest_new)
         if past > self._largest_past:
             self._watch.above("past tokens of a prefill chunk", past, self._largest_past)
-        left = bisect_right(self._inner, new)
-        low, high = self._news[left], self._news[left + 1]
-        upper = self._columns[left + 1].at(past)
-        lower = self._columns[left].at(past)
+        left = bisect_right(inner, new)
+        low, high = news[left], news[left + 1]
+        upper = columns[left + 1].at(past)
+        lower = columns[left].at(past)
         if lower > upper:
             lower = upper
         # Pairs of tokens, twice, at both neighbours and here.

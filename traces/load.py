@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from hicache.errors import InputError
 from hicache.requests import Request
 from traces.draws import Draws
+from traces.stream import LONGEST_NS, YEAR_NS
 
 Arrivals = Literal["trace", "at_once", "poisson", "uniform"]
 
@@ -33,7 +35,8 @@ def arriving(
 
     Where a trace has sessions but does not say which answer a turn waits for, a closed loop lets it
     wait for the session's turn before it, and think for as long as lay between their arrivals.
-    `notes` gets a sentence for what was assumed, once all requests are out.
+    `notes` gets a sentence for what was assumed, once all requests are out. InputError where a
+    request would come after more than ten years.
     """
     draws = Draws(seed)
     mean_ns = 1e9 / rate_per_s if rate_per_s else 0.0
@@ -66,6 +69,12 @@ def arriving(
                 else 2 * mean_ns * draws.uniform()
             )
             clock_ns += gap_ns
+            if clock_ns > LONGEST_NS:
+                raise InputError(
+                    f"load.rate is {rate_per_s:g} a second: request {request.number} (counted from "
+                    f"0) would come {clock_ns / YEAR_NS:,.0f} years after the start, and no trace "
+                    f"may last more than {LONGEST_NS // YEAR_NS}"
+                )
             request.arrival_ns = int(clock_ns)
         yield request
     if notes is None:

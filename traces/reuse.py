@@ -41,6 +41,20 @@ class Shared(NamedTuple):
     last_key: int
 
 
+class HitRuns(NamedTuple):
+    """All hits as runs of consecutive places; of each request from the prompt's start on.
+
+    Arrays of one length. A cache finds the first block of a run if it has `first_places` blocks or
+    more, and all of it if it has `end_places` - 1. Contexts are numbered in the order of `add`:
+    `askers` found the run's blocks, and `owners` had asked for them before, with nobody between.
+    """
+
+    first_places: array[int]
+    end_places: array[int]
+    owners: array[int]
+    askers: array[int]
+
+
 @dataclass(slots=True)
 class _Stretch:
     """Consecutive keys on one path, which came with one request."""
@@ -112,6 +126,8 @@ class Reuse:
         # Hits come in runs of consecutive places: their first ones, and behind their last ones.
         self._first_places = array("q")
         self._end_places = array("q")
+        self._owners = array("q")
+        self._askers = array("q")
         # How many prompts end, or leave a stretch, at a key.
         self._ends: defaultdict[int, int] = defaultdict(int)
 
@@ -171,11 +187,18 @@ class Reuse:
             place = self._owned.behind(self._owner) + self._taken + 1
             self._first_places.append(place)
             self._end_places.append(place + self._moving_hits)
+            self._owners.append(self._owner)
+            self._askers.append(self.requests)
             self.hits += self._moving_hits
         if self._moving:
             self._owned.take(self._owner, self._moving)
             self._taken += self._moving
         self._moving = self._moving_hits = 0
+
+    @property
+    def hit_runs(self) -> HitRuns:
+        """All hits so far. Not to be changed; the next `add` makes the arrays longer."""
+        return HitRuns(self._first_places, self._end_places, self._owners, self._askers)
 
     def hits_within(self, blocks: int) -> int:
         """Hits of an LRU cache of so many blocks."""

@@ -15,15 +15,23 @@ from simpy import Environment
 
 from hicache.errors import TransferError
 from hicache.kernel import Pending, post, stamp
-from hicache.operations import Completion, Copy, Decode, Operation, PageRuns
+from hicache.operations import (
+    Completion,
+    Copy,
+    Decode,
+    Lookup,
+    Operation,
+    PageRuns,
+    Prefill,
+)
 
 TIER_OF = {"d2h": (0, 1), "h2s": (1, 2), "s2h": (2, 1), "h2d": (1, 0)}
 
 
 class Fate(NamedTuple):
     """What becomes of one operation. `took_ns` on the device (for a burst: each step), `notice_ns`
-    until somebody looks; `fails` holds for copies only; `held` waits for `release`; `setup_ns` is
-    said to be one-off.
+    until somebody looks; `fails` holds for copies, and for prefills that overlap with one; `held`
+    waits for `release`; `setup_ns` is said to be one-off.
     """
 
     took_ns: int = 10
@@ -39,8 +47,17 @@ def in_turn(fates: Sequence[Fate]) -> Callable[[Operation], Fate]:
     return lambda operation: fates[next(turns) % len(fates)]
 
 
+def can_fail(operation: Operation) -> bool:
+    """Whether an operation may end in a TransferError."""
+    return isinstance(operation, Copy | Lookup) or (
+        isinstance(operation, Prefill) and operation.load >= 0
+    )
+
+
 class AdversarialLanes:
-    """`hicache.ports.Lanes`. `submitted` lists every operation with its Pending."""
+    """`hicache.ports.Lanes`. `submitted` lists every operation with its Pending. `store`: the page
+    keys that L3 knows, where it is asked by key; tests may put keys in and take them out.
+    """
 
     def __init__(
         self,
@@ -54,6 +71,8 @@ class AdversarialLanes:
         self.under_way: dict[int, Operation] = {}
         self.ended: set[int] = set()  # bursts asked to end
         self.memory: Memory | None = None
+        self.store: dict[int, None] = {}
+        self.store_pages = 0  # that it has room for; 0: for all
         self._numbers = numbers if numbers is not None else count()
         self._held: dict[int, Callable[[bool], None]] = {}
 
@@ -67,7 +86,7 @@ class AdversarialLanes:
         if self.memory is not None:
             if isinstance(operation, Copy):
                 self.memory.begin(pending.number, operation)
-            else:
+            elif not isinstance(operation, Lookup):
                 self.memory.forget_private()
         if isinstance(operation, Decode):
             self._step(pending, operation, fate, ())
@@ -118,20 +137,35 @@ class AdversarialLanes:
         def act() -> None:
             at = stamp(self.env, finished)
             del self.under_way[pending.number]
-            fails = fate.fails and isinstance(operation, Copy)
+            fails = fate.fails and can_fail(operation)
+            answer = len(ends) if fails else self._answer(operation, len(ends))
             if self.memory is not None and isinstance(operation, Copy):
-                self.memory.end(pending.number, arrived=not fails)
+                self.memory.end(pending.number, arrived=not fails, answer=answer)
             if fails:
                 post(self.env, pending, TransferError(f"operation {pending.number} failed"), at)
                 return
             started = min(finished, pending.submitted_ns)
             done = Completion(
                 pending.number, operation, pending.submitted_ns, started, finished, at,
-                fate.setup_ns, len(ends), ends,
+                fate.setup_ns, answer, ends,
             )  # fmt: skip
             post(self.env, pending, done, at)
 
         self._after(fate.notice_ns, act)
+
+    def _answer(self, operation: Operation, steps: int) -> int:
+        """What a completion says in `steps`; a write by keys puts them into the store."""
+        if not isinstance(operation, Lookup | Copy) or not operation.keys:
+            return steps
+        keys, store = pages_of(operation.keys), self.store
+        assert len(keys) == operation.pages
+        if isinstance(operation, Copy) and operation.direction == "h2s":
+            new = sum(key not in store for key in keys)
+            store.update(dict.fromkeys(keys))
+            while self.store_pages and len(store) > self.store_pages:
+                del store[next(iter(store))]
+            return new
+        return next((place for place, key in enumerate(keys) if key not in store), len(keys))
 
     def _after(self, delay_ns: int, act: Callable[[], None]) -> None:
         if delay_ns:
@@ -163,10 +197,13 @@ class Memory:
         self._under_way: dict[int, Reading] = {}
 
     def begin(self, number: int, copy: Copy) -> None:
-        """Look at the source when the copy is submitted."""
+        """Look at the source when the copy is submitted. A store has no page numbers."""
         tier, target_tier = TIER_OF[copy.direction]
         source, target = pages_of(copy.source), pages_of(copy.target)
-        assert len(set(source)) == len(set(target)) == copy.pages
+        keys = pages_of(copy.keys)
+        for tier_of, pages in ((tier, source), (target_tier, target)):
+            count = 0 if keys and tier_of == 2 else copy.pages
+            assert len(set(pages)) == len(pages) == count
         for other in self._under_way.values():
             if other.target_tier == target_tier:
                 assert not set(target) & set(other.target), "two copies write one page"
@@ -175,20 +212,29 @@ class Memory:
         held = self._held(tier)
         assert all(page in held for page in source), "a page that never arrived is read"
         carried = [held[page] for page in source]
+        if keys:
+            assert source == [] or carried == keys, "pages are stored under other keys"
+            carried = keys
         self._under_way[number] = Reading(tier, source, target_tier, target, carried)
 
-    def end(self, number: int, *, arrived: bool) -> None:
-        """The source must be what it was, and the target holds it now (or nothing certain)."""
+    def end(self, number: int, *, arrived: bool, answer: int = 0) -> None:
+        """The source must be what it was, and the target holds it now (or nothing certain); of a
+        read by keys only the first `answer` pages.
+        """
         reading = self._under_way.pop(number)
         held = self._held(reading.source_tier)
-        still = [held.get(page) for page in reading.source]
-        assert still == reading.carried, "a page changed while it was read"
+        if reading.source:
+            still = [held.get(page) for page in reading.source]
+            assert still == reading.carried, "a page changed while it was read"
         published = self._keys_of(reading.target_tier)
         contents = self.contents[reading.target_tier]
-        for page, key in zip(reading.target, reading.carried, strict=True):
+        came = len(reading.target) if reading.source else answer
+        for place, (page, key) in enumerate(
+            zip(reading.target, reading.carried, strict=bool(reading.target))
+        ):
             assert page not in published, "a page was published before its bytes arrived"
             contents.pop(page, None)
-            if arrived:
+            if arrived and place < came:
                 contents[page] = key
 
     def forget_private(self) -> None:

@@ -12,7 +12,14 @@ from small_workloads import runs_of
 
 from hicache.engine import Engine
 from hicache.operations import Copy, Decode, Operation, Prefill
-from hicache.options import CacheOptions, EngineOptions, RestoreOptions, SchedulerOptions
+from hicache.options import (
+    CacheOptions,
+    EngineOptions,
+    PrefetchOptions,
+    RestoreOptions,
+    SchedulerOptions,
+    StorageOptions,
+)
 from hicache.requests import Request
 
 FILLER = 10_000  # keys of prompts that only push others out
@@ -34,7 +41,9 @@ class Bench:
         cache: dict[str, Any] | None = None,
         restore: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
+        prefetch: dict[str, Any] | None = None,
     ) -> None:
+        """`prefetch`: L3 is a store that is asked by key, and read with these options."""
         self.env = Environment(0)
         self.holding: set[str] = set()
         self.failing: set[str] = set()
@@ -51,6 +60,11 @@ class Bench:
             SchedulerOptions(**{"output_reserve_fraction": 0.0, **(scheduler or {})}),
             "named",
             1,
+            StorageOptions("tree" if prefetch is None else "store"),
+            PrefetchOptions(
+                "restore" if prefetch is None else "queued",
+                **{"threshold_tokens": 1, **(prefetch or {})},
+            ),
         )
         self.engine = Engine(self.env, self.lanes, self.options)
         self.metrics = self.engine.metrics

@@ -14,16 +14,21 @@ from typing import Any
 from adversarial_lanes import Fate
 from hypothesis import strategies as st
 
+from hicache.eviction import STRATEGIES
 from hicache.options import (
     EVICTION_NAMES,
     CacheOptions,
     EngineOptions,
+    PrefetchOptions,
     RestoreOptions,
     SchedulerOptions,
+    StorageOptions,
 )
 from hicache.requests import Request
 
 Contents = Sequence[int]
+PLAIN_EVICTIONS = tuple(name for name in EVICTION_NAMES if name in STRATEGIES)
+REMEMBERING_EVICTIONS = [name for name in EVICTION_NAMES if name not in STRATEGIES]
 
 
 class Keys:
@@ -120,6 +125,7 @@ def random_options(rng: Random, most_pages_needed: int, page_size_tokens: int) -
     """Any options an engine can be given, with tiers that are nearly always short of room."""
     pick = rng.choice
     host = pick([0, 4, 9, 30])
+    restores = pick(["overlapped", "overlapped", "layerwise", "layerwise", "blocking"])
     return EngineOptions(
         page_size_tokens=page_size_tokens,
         bytes_per_token=pick([1, 3 << 20]),
@@ -130,7 +136,7 @@ def random_options(rng: Random, most_pages_needed: int, page_size_tokens: int) -
             pages=pick(["full", "partial"]),
             hit_cap=pick(["last_token_computed", "none"]),
             outputs=pick(["cached", "dropped"]),
-            eviction=pick(EVICTION_NAMES),
+            eviction=pick(PLAIN_EVICTIONS),
             eviction_granularity=pick(["node", "page"]),
             write_policy=pick(["write_through"] * 5 + ["none"]),
             write_at=pick(["finish", "prefill"]),
@@ -141,7 +147,8 @@ def random_options(rng: Random, most_pages_needed: int, page_size_tokens: int) -
         restore=RestoreOptions(
             policy=pick(["always", "always", "cost", "threshold", "never"]),
             threshold_tokens=pick([0, 4]),
-            overlap=pick([True, True, False]),
+            overlap=restores != "blocking",
+            layerwise=restores == "layerwise",
             probe_every=pick([0, 2]),
         ),
         scheduler=SchedulerOptions(
@@ -153,6 +160,69 @@ def random_options(rng: Random, most_pages_needed: int, page_size_tokens: int) -
         page_ids=pick(["named", "counted"]),
         check_every_steps=1,
     )
+
+
+def random_victims(rng: Random, cache: CacheOptions) -> CacheOptions:
+    """The same with any rules of what leaves, when, and how much of it."""
+    pick = rng.choice
+    marks = pick([(0.0, 0.0, 0.0, 0.0)] * 4 + [(0.9, 0.5, 0.0, 0.0), (0.5, 0.5, 1.0, 0.1)])
+    return replace(
+        cache,
+        eviction=pick([cache.eviction] * 3 + REMEMBERING_EVICTIONS),
+        l1_eviction_amount=pick(["shortfall", "shortfall", "request"]),
+        l2_eviction_amount=pick(["shortfall", "shortfall", "request"]),
+        l2_victims=pick(["any", "any", "not_in_l1", "duplicates_first"]),
+        touch=pick(["matched", "walked"]),
+        l1_high_watermark=marks[0],
+        l1_low_watermark=marks[1],
+        l2_high_watermark=marks[2],
+        l2_low_watermark=marks[3],
+    )
+
+
+def random_writes(rng: Random, cache: CacheOptions) -> CacheOptions:
+    """The same with any rules of what is written below L1, when, and in how many copies."""
+    pick = rng.choice
+    policies = ["write_through", "write_through_selective", "write_back", "write_back"]
+    return replace(
+        cache,
+        hit_counting=pick(["request", "insert"]),
+        write_policy=pick([cache.write_policy] * 2 + policies),
+        write_after_hits=pick([0, 0, 1, 2, 3]),
+        write_unit=pick(["path", "node"]),
+    )
+
+
+def random_store(rng: Random, options: EngineOptions) -> EngineOptions:
+    """The same with an L3 that is asked by page key, now and then."""
+    pick = rng.choice
+    if not options.storage_pages or pick([True, False]):
+        return options
+    prefetch = PrefetchOptions(
+        mode="queued",
+        threshold_tokens=pick([0, 1, 4]),
+        stop=pick(["best_effort", "wait_complete", "timeout"]),
+        timeout_base_s=pick([0.0, 1e-8, 3e-7]),
+        timeout_per_ki_token_s=pick([0.0, 1e-5]),
+        timeout_max_s=pick([0.0, 1e-7]),
+        query_batch_pages=pick([1, 2, 128]),
+        read_batch_pages=pick([1, 2, 128]),
+        workers=pick([1, 2]),
+        limit=pick(["host", "host_less_device"]),
+        limit_fraction=pick([0.5, 1.0, 1.0]),
+        allocate=pick(["after_lookup", "before_lookup"]),
+        shortfall=pick(["trim", "revoke"]),
+        publish=pick(["done", "turn"]),
+        retries=pick([0, 0, 2]),
+        retry_passes=pick([1, 3]),
+    )
+    return replace(options, storage=StorageOptions("store"), prefetch=prefetch)
+
+
+def random_loads(rng: Random, restore: RestoreOptions) -> RestoreOptions:
+    """The same with any rules of when loads begin, and in how many copies."""
+    start = rng.choice(["admission", "prefill"]) if restore.overlap else "admission"
+    return replace(restore, start=start, merge_loads=rng.choice([False, True]))
 
 
 def random_call(rng: Random) -> Call:
@@ -187,6 +257,11 @@ def random_workload(rng: Random, *, faults: bool = True, most_calls: int = 12) -
     aborts = tuple(
         (rng.randrange(4000), rng.randrange(len(calls))) for _ in range(rng.choice([0, 0, 1, 4]))
     )
+    # Drawn last, so that the rest of a workload is what it was without.
+    options = replace(options, cache=random_victims(rng, options.cache))
+    options = replace(options, cache=random_writes(rng, options.cache))
+    options = replace(options, restore=random_loads(rng, options.restore))
+    options = random_store(rng, options)
     return Workload(options, calls, fates, aborts)
 
 

@@ -17,6 +17,7 @@ from hicache.holdings import Holdings
 from hicache.node import DEVICE
 from hicache.transfers import Copier, Transfers
 from hicache.tree import HiRadixTree
+from hicache.write_back import Departure
 
 SEEDS = 100  # workloads that a mutant may survive before it counts as not seen
 
@@ -218,7 +219,29 @@ def split_forgets_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HiRadixTree, "_split", forgetful)
 
 
+def free_before_it_was_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under write back the pages of what leaves L1 are free while they are being copied."""
+    evict = HiRadixTree.evict_leaving
+
+    def careless(self, count):
+        victims = evict(self, count)
+        for victim in victims:
+            self.give(DEVICE, victim.pages, victim.count)
+            victim.pages, victim.count = (), 0
+        return victims
+
+    monkeypatch.setattr(HiRadixTree, "evict_leaving", careless)
+
+
+def written_back_although_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of what leaves L1 that failed counts as one that went well."""
+    close = Departure.close
+    monkeypatch.setattr(Departure, "close", lambda self, arrival, error=None: close(self, arrival))
+
+
 MUTANTS: list[Patch] = [
+    free_before_it_was_copied,
+    written_back_although_it_failed,
     leaked_pin,
     source_not_pinned,
     early_publication,

@@ -18,6 +18,7 @@ from hicache.options import CacheOptions, EngineOptions, RestoreOptions, Schedul
         (EngineOptions, {"storage_pages": -3}, "storage_pages is -3"),
         (EngineOptions, {"storage_pages": 5}, "storage_pages is 5 but host_pages is 0"),
         (EngineOptions, {"check_every_steps": -1}, "check_every_steps is -1"),
+        (CacheOptions, {"gdsf_doubling_tokens": 0}, "cache.gdsf_doubling_tokens is 0"),
         (CacheOptions, {"writes_in_flight": 0}, "cache.writes_in_flight is 0"),
         (CacheOptions, {"merge_writes_tokens": -1}, "cache.merge_writes_tokens is -1"),
         (CacheOptions, {"write_backlog_fraction": 1.5}, "cache.write_backlog_fraction is 1.5"),

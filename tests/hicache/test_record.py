@@ -8,7 +8,8 @@ from functools import cache
 from random import Random
 
 import pytest
-from engine_runs import Run, assert_good, counters_of, drain
+from adversarial_lanes import AdversarialLanes, in_turn
+from engine_runs import Run, assert_good, counters_of, drain, rows_of
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from hicache.errors import RecordEnded, RecordError, ReplayDivergence, TransferE
 from hicache.kernel import Pending
 from hicache.operations import DIRECTIONS, Copy
 from hicache.options import CacheOptions, EngineOptions, RestoreOptions, SchedulerOptions
-from hicache.record import Record, ReplayLanes
+from hicache.record import Record, Recorder, ReplayLanes
 
 
 def replay(workload: Workload, lines: list[str]) -> Engine:
@@ -110,6 +111,26 @@ def tampered(value, choose: int):
 def with_line(lines: list[str], place: int, items: list) -> list[str]:
     """The record with another line in one place."""
     return [*lines[:place], json.dumps(items), *lines[place + 1 :]]
+
+
+def test_lines_that_are_put_off_are_the_same_lines():
+    workload = eventful()[0]
+    lines: list[list[str]] = []
+    for put_off in (False, True):
+        lines.append([])
+        env = Environment(0)
+        recorder = Recorder(env, AdversarialLanes(env, in_turn(workload.fates)), lines[-1].append)
+        if put_off:
+            write = recorder.put_off()
+        engine = Engine(env, recorder, workload.options)
+        engine.serve(workload.requests())
+        drain(env)
+        if put_off:
+            assert len(lines[1]) == 1
+            write()
+            assert len(lines[1]) == len(lines[0]) - 1 > 10
+        recorder.close()
+    assert lines[0] == lines[1]
 
 
 def test_every_field_of_an_operation_is_compared():
@@ -203,6 +224,96 @@ def test_any_record_cut_off_anywhere_ends_in_record_ended(workload, place):
     length = 1 + place % (len(run.lines) - 1)
     with pytest.raises(RecordEnded):
         replay(workload, run.lines[:length])
+
+
+@given(workloads, st.integers(0, 10_000))
+@examples(60)
+def test_what_a_cut_record_holds_is_replayed_to_its_end(workload, place):
+    """Whoever was done when the last completion was seen is done in the replay: operations that
+    were under way beside it hold nobody up.
+    """
+    run = Run(workload, recorded=True)
+    lines = run.lines[: 1 + place % (len(run.lines) - 1)]
+    last_ns = Record(lines).last_ns
+    env = Environment(0)
+    lanes = ReplayLanes(env, Record(lines))
+    engine = Engine(env, lanes, workload.options)
+    lanes.deliver_inputs(engine)
+    engine.serve(workload.requests())
+    with pytest.raises(RecordEnded):
+        drain(env)
+    assert int(env.now) == last_ns + 1
+    again = {row["request"]: row for row in rows_of(engine)}
+    for row in rows_of(run.engine):
+        if row["e2e_ns"] < 0:
+            continue
+        end_ns = row["arrival_ns"] + row["e2e_ns"]
+        if end_ns < last_ns:
+            assert again[row["request"]] == row
+        elif end_ns > last_ns:
+            assert row["request"] not in again
+
+
+def test_every_line_is_missed():
+    """Whatever line is deleted: one named error, never a broken invariant or a result."""
+    workload, lines = eventful()
+    for place, line in enumerate(lines):
+        kind = json.loads(line)[0]
+        ending = {"record": RecordError, "end of record": RecordEnded}.get(kind, ReplayDivergence)
+        with pytest.raises(RecordError) as refused:
+            replay(workload, [*lines[:place], *lines[place + 1 :]])
+        assert type(refused.value) is ending, line
+
+
+def test_a_missing_completion_is_named():
+    workload, lines = eventful()
+    for place in endings(lines):
+        number = json.loads(lines[place])[1]
+        with pytest.raises(ReplayDivergence, match=rf"does not hold operation {number},"):
+            replay(workload, [*lines[:place], *lines[place + 1 :]])
+
+
+def test_a_record_cut_off_at_any_character_ends_in_a_record_error():
+    """The first line cut leaves no record; the last one but for its end is whole."""
+    workload, lines = eventful()
+    text = "\n".join(lines)
+    for length in range(0, len(text), 41):
+        with pytest.raises(RecordError) as refused:
+            replay(workload, text[:length].splitlines())
+        assert (type(refused.value) is RecordEnded) == (length >= len(lines[0]))
+
+
+def test_a_time_on_which_no_decision_rests_is_held_by_the_hash():
+    """Started, finished, setup: nothing that the engine does depends on them."""
+    workload, lines = eventful()
+    refused = 0
+    for place in endings(lines)[::3]:
+        items = json.loads(lines[place])
+        if items[0] == "failed" or items[5] == items[6]:
+            continue
+        for field in (4, 5, 7):
+            changed = list(items)
+            changed[field] += -1 if field == 4 and items[4] == items[5] else 1
+            text = json.dumps(changed, separators=(",", ":"))
+            with pytest.raises(ReplayDivergence, match=r"changed after it|operation"):
+                replay(workload, [*lines[:place], text, *lines[place + 1 :]])
+            refused += 1
+    assert refused > 5
+
+
+def test_a_record_without_a_hash_is_one_of_an_older_version():
+    workload, lines = eventful()
+    assert len(json.loads(lines[-1])) == 2
+    replay(workload, [*lines[:-1], '["end of record"]'])
+    other = ["end of record", "0" * 64]
+    with pytest.raises(ReplayDivergence, match="changed after it was written"):
+        replay(workload, with_line(lines, len(lines) - 1, other))
+
+
+def test_nothing_comes_after_the_end_of_a_record():
+    _, lines = eventful()
+    with pytest.raises(RecordError, match=f"the record, line {len(lines) + 1}"):
+        Record([*lines, lines[1]], "the record")
 
 
 def test_a_header_alone_is_a_record_that_was_cut_off():

@@ -63,14 +63,26 @@ class TreeMachine(RuleBasedStateMachine):
         eviction=st.sampled_from(EVICTION_NAMES),
         by=st.sampled_from(["node", "page"]),
         page_ids=st.sampled_from(["named", "counted"]),
+        amounts=st.tuples(*[st.sampled_from(["shortfall", "shortfall", "request"])] * 2),
+        victims=st.sampled_from(["any", "any", "not_in_l1", "duplicates_first"]),
+        touch=st.sampled_from(["matched", "walked"]),
         prompts=st.lists(contents, max_size=6),
         copied=st.lists(st.sampled_from(ROUTES[:2]), max_size=4),
     )
-    def begin(self, capacities, eviction, by, page_ids, prompts, copied):
+    def begin(self, capacities, eviction, by, page_ids, amounts, victims, touch, prompts, copied):
         self.tree = small_tree(
-            *capacities, page_ids=page_ids, eviction=eviction, eviction_granularity=by
+            *capacities,
+            page_ids=page_ids,
+            eviction=eviction,
+            eviction_granularity=by,
+            l1_eviction_amount=amounts[0],
+            l2_eviction_amount=amounts[1],
+            l2_victims=victims,
+            touch=touch,
         )
         self.by_page = by == "page"
+        self.by_request = (amounts[0] == "request", amounts[1] == "request", False)
+        self.spares_l1 = victims == "not_in_l1"
         self.capacities = capacities
         self.user = TreeUser(self.tree)
         self.held: list[dict[Path, int | None]] = [{}, {}, {}]
@@ -110,28 +122,44 @@ class TreeMachine(RuleBasedStateMachine):
             private += sum(len(each.contents) - each.held for each in self.computing)
         return self.capacities[tier] - len(self.held[tier]) - arriving - private
 
-    def evicted(self, tier: int, short: int, extra_pins: Path = ()) -> None:
-        """The tree had to free `short` pages of `tier`: look at what it picked."""
-        held = self.held[tier]
+    def may_go(self, tier: int, extra_pins: Path = ()) -> set[Path]:
+        """Pages that no pin and no rule keeps."""
+        safe = self.protected(tier)
+        safe |= {extra_pins[: end + 1] for end in range(len(extra_pins))}
+        if tier == HOST and self.spares_l1:
+            safe |= set(self.held[DEVICE])
+        return set(self.held[tier]) - safe
+
+    def evicted(self, tier: int, asked: int, short: int, extra_pins: Path = ()) -> None:
+        """`asked` pages of `tier` were wanted and `short` of them not free: look at what the tree
+        picked.
+        """
+        held, may_go = self.held[tier], self.may_go(tier, extra_pins)
         now = published(self.tree, tier)
         gone = set(held) - set(now)
         assert all(now[path] == held[path] for path in now), "a published page moved"
-        safe = self.protected(tier)
-        safe |= {extra_pins[: end + 1] for end in range(len(extra_pins))}
-        assert not gone & safe, "a pinned page was evicted"
+        assert gone <= may_go, "a page was evicted that had to stay"
         assert all(path[:-1] in now or len(path) == 1 for path in now), "a hole"
+        amount = min(asked if self.by_request[tier] else short, len(may_go))
         if short <= 0:
             assert not gone
         elif self.by_page:
-            assert len(gone) == short
+            assert len(gone) == amount
         else:
-            assert len(gone) >= short
+            assert len(gone) >= amount
         self.held[tier] = now
 
+    def taken(self, tier: int, asked: int, short: int, extra_pins: Path = (), *, had: bool) -> None:
+        """The same of an allocation, which does not evict what would be in vain."""
+        unpinned = len(set(self.held[tier]) - self.protected(tier) - self.paths(extra_pins))
+        tries = tier == HOST and self.spares_l1 and short <= unpinned
+        self.evicted(tier, asked, short if had or tries else 0, extra_pins)
+
+    def paths(self, path: Path) -> set[Path]:
+        return {path[: end + 1] for end in range(len(path))}
+
     def can_take(self, tier: int, count: int, extra_pins: Path = ()) -> bool:
-        safe = self.protected(tier)
-        safe |= {extra_pins[: end + 1] for end in range(len(extra_pins))}
-        return count <= self.free(tier) + len(set(self.held[tier]) - safe)
+        return count <= self.free(tier) + len(self.may_go(tier, extra_pins))
 
     def bringing(self, path: Path, tier: int) -> Flight | None:
         """The flight that brings the last page of `path` into `tier`."""
@@ -192,7 +220,7 @@ class TreeMachine(RuleBasedStateMachine):
         can = self.can_take(DEVICE, missing, path[:known])
         computing = self.user.start(contents)
         assert (computing is not None) == can
-        self.evicted(DEVICE, short if can else 0, path[:known])
+        self.taken(DEVICE, missing, short, path[:known], had=can)
         if computing is not None:
             assert computing.held == known
             assert path_of(computing.node) == path[:known]
@@ -233,7 +261,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.pin(hits.node, DEVICE)
         short = count - self.free(DEVICE)
         pages = self.tree.take(DEVICE, count)
-        self.evicted(DEVICE, short, self.path(contents))
+        self.evicted(DEVICE, count, short, self.path(contents))
         end = self.tree.append(hits.node, ((self.next_private_key, count),))
         node, duplicates, pages, adopted = self.tree.adopt(hits.node, end, len(contents), pages)
         assert (duplicates, pages, adopted) == (0, (), count)
@@ -295,7 +323,7 @@ class TreeMachine(RuleBasedStateMachine):
         can = self.can_take(target, count, path)
         arrival = self.user.arrive(node, source, target)
         assert (arrival is not None) == can
-        self.evicted(target, short if can else 0, path)
+        self.taken(target, count, short, path, had=can)
         if arrival is not None:
             assert arrival.count == count
             assert arrival.after is (before.arrival if before is not None else None)
@@ -323,10 +351,9 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(tier=tiers, count=st.integers(1, 8))
     def evict(self, tier, count):
-        can = len(set(self.held[tier]) - self.protected(tier))
         freed = self.tree.evict(tier, count)
         before = len(self.held[tier])
-        self.evicted(tier, min(count, can))
+        self.evicted(tier, count, min(count, len(self.may_go(tier))))
         assert before - len(self.held[tier]) == freed
 
     @rule(count=st.integers(1, 6))
@@ -334,7 +361,7 @@ class TreeMachine(RuleBasedStateMachine):
         can, short = self.can_take(DEVICE, count), count - self.free(DEVICE)
         pages = self.tree.take(DEVICE, count)
         assert (pages is not None) == can
-        self.evicted(DEVICE, short if can else 0)
+        self.taken(DEVICE, count, short, had=can)
         if pages is not None:
             self.private.append((pages, count))
 

@@ -69,6 +69,8 @@ class TreeUser:
             node, duplicates, pages, adopted = tree.adopt(node, end, held, pages)
             private -= duplicates + adopted  # the pin has moved down
             tree.give(DEVICE, pages, private)
+        elif tree.counts_full_hits:
+            tree.extend(node, self.keys.runs(contents), priority)
         tree.unpin(node, DEVICE)
         return private
 

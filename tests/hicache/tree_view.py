@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from adversarial_lanes import pages_of
 
-from hicache.node import TIERS, Node
+from hicache.node import DEVICE, TIERS, Node
 from hicache.tree import HiRadixTree
 
 Path = tuple[int, ...]  # the keys of a page and of all pages in front of it
@@ -44,11 +44,15 @@ def published(tree: HiRadixTree, tier: int) -> dict[Path, int | None]:
 
 
 def keys_by_page(tree: HiRadixTree, tier: int) -> dict[int, int]:
-    """The key of each published page of `tier`, by page number."""
+    """The key of each page of `tier` that is published, or leaving it, by page number."""
     keys: dict[int, int] = {}
     for node, _ in nodes_of(tree):
         for place, page in enumerate(pages_of(node.pages[tier])):
             keys[page] = node.start + place
+    if tier == DEVICE:
+        for victim in tree.leaving:
+            for place, page in enumerate(pages_of(victim.pages)):
+                keys[page] = victim.key + place
     return keys
 
 

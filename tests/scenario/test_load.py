@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hicache.errors import InputError
 from hicache.options import CacheOptions, RestoreOptions, SchedulerOptions
 from scenario.load import load_scenario, parse_assignments
-from scenario.presets import PRESETS, preset_text
+from scenario.presets import PRESET_NAMES, PRESETS, preset_text
 from scenario.records import (
     Scenario,
     digest,
@@ -146,8 +146,8 @@ FILE_MISTAKES = [
     ('[model]\nkv_dtype = "int8"', 'model.kv_dtype is "int8": it must be "auto", "bf16", "fp16"'),
     ('preset = "mini"', "preset is 'mini': no such preset"),
     (
-        'preset = "sglang-0.5.20"',
-        "the SGLang presets are not in this version; there are: mini-hicache, block-lru",
+        'preset = "sglang-0.5.21"',
+        "there are: mini-hicache, block-lru, sglang-0.5.9, sglang-0.5.20, sglang-0.5.23",
     ),
     ("seed = \nmode = 1", "not valid TOML: Invalid value (at line 1, column 8)"),
     ("seed = 1\nseed = 2\n", "not valid TOML: Cannot overwrite a value (at line 2"),
@@ -243,7 +243,8 @@ def test_an_assignment_of_the_wrong_type_is_refused_when_loaded() -> None:
 
 def test_a_dump_has_every_key_once_in_order() -> None:
     text = dump_toml(Scenario())
-    assert text.startswith('preset = "mini-hicache"\nmode = "timed"\nseed = 0\n\n[trace]\n')
+    head = 'preset = "mini-hicache"\nmode = "timed"\nseed = 0\ninstances = 1\n'
+    assert text.startswith(f'{head}router = "round_robin"\n\n[trace]\n')
     lines = [line for line in text.splitlines() if " = " in line]
     assert len(lines) == len(value_types()) == len(list(values(Scenario())))
     assert "#" not in text
@@ -302,7 +303,7 @@ def test_digests_tell_scenarios_apart() -> None:
     assert digest(load_scenario(None, {"model.name": "QWEN/qwen3-8b"})) == digest(Scenario())
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PRESET_NAMES)
 def test_a_preset_as_text_is_a_scenario_file_of_the_same_options(
     tmp_path: Path, preset: str
 ) -> None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from by_hand import H200_BY_HAND
 
 from hicache.errors import InputError
 from scenario.geometry import load_geometry
 from scenario.load import load_scenario
 from scenario.profile import load_profile
 from scenario.records import TABLES, field_names, value_types
-from scenario.resolve import Resolved, _idle_keys, idle_options, pinned_sizes, resolve
+from scenario.resolve import (
+    Resolved,
+    _idle_keys,
+    idle_options,
+    left_to_hardware,
+    pinned_sizes,
+    resolve,
+)
+from scenario.transfer_mode import chosen_mode
 
 GIB = 2**30
 
@@ -168,6 +177,16 @@ def test_pinned_sizes_give_the_same_run_without_the_machine() -> None:
             "cache.write_backlog_fraction is 0.1 but has no effect: tiers.l3 is 0",
         ),
         (
+            {"mode": "untimed", "restore.probe_every": 4},
+            "restore.probe_every is 4 but has no effect: mode is untimed, so no operation takes "
+            "time and requests run one at a time",
+        ),
+        (
+            {"mode": "untimed", "restore.policy": "always"},
+            "restore.policy is always but has no effect: mode is untimed, so no operation takes "
+            "time and requests run one at a time: every restore pays, as under cost and always",
+        ),
+        (
             {"mode": "untimed", "trace.speed": 0.5},
             "trace.speed is 0.5 but has no effect: mode is untimed, so no operation takes time and "
             "requests run one at a time",
@@ -186,11 +205,35 @@ def test_an_option_without_effect_is_a_warning(overrides: dict[str, object], war
         {"preset": "block-lru", "mode": "untimed", "tiers.l2": 0},
         {"restore.policy": "threshold", "restore.threshold_tokens": 99},
         {"restore.probe_every": 3},
+        {"mode": "untimed", "restore.policy": "threshold", "restore.threshold_tokens": 99},
+        {"mode": "untimed", "restore.policy": "never"},
         {"tiers.l3": "10x", "cache.write_backlog_fraction": 0.1},
     ],
 )
 def test_options_with_effect_are_not_warned_of(overrides: dict[str, object]) -> None:
     assert idle_options(load_scenario(None, overrides)) == []
+
+
+def test_what_only_a_real_machine_uses_is_one_note() -> None:
+    scenario = load_scenario(None, {"hw.checksum": "crc32", "hw.transfers": "direct"})
+    assert idle_options(scenario) == []
+    said = "hw.transfers, hw.checksum: for hicache run alone, a simulation is the same without"
+    link = load_profile(H200_BY_HAND).pcie
+    assert left_to_hardware(scenario, link) == [said]
+    assert left_to_hardware(load_scenario(None), link) == []
+    modelled = {"machine.transfer_mode": "backend", "hw.transfers": "direct"}
+    assert left_to_hardware(load_scenario(None, modelled), link) == []
+    measured = load_profile("nvidia-h200").pcie
+    assert left_to_hardware(scenario, measured) == [said.removeprefix("hw.transfers, ")]
+
+
+@pytest.mark.parametrize("transfers", ["auto", "staged", "zero_copy", "direct"])
+def test_auto_takes_a_measured_back_end_and_is_staged_without(transfers: str) -> None:
+    measured, by_hand = load_profile("nvidia-h200").pcie, load_profile(H200_BY_HAND).pcie
+    assert chosen_mode(measured, "auto", transfers) == "backend"
+    assert chosen_mode(by_hand, "auto", transfers) == "staged"
+    for mode in ("backend", "staged", "kernel", "dma"):
+        assert chosen_mode(by_hand, mode, transfers) == mode
 
 
 def test_the_rules_about_idle_options_name_keys_that_exist() -> None:
@@ -238,3 +281,22 @@ def test_what_cannot_change_this_replay_is_said(overrides: dict[str, object], sa
 )
 def test_what_changes_this_replay_is_not_called_idle(overrides: dict[str, object]) -> None:
     assert not idle_options(load_scenario(None, overrides))
+
+
+@pytest.mark.parametrize(
+    ("l2", "down", "up_one"),
+    [("6400tokens", 100, 101), ("6401tokens", 100, 101), ("1.5x", 150, 151),
+     ("100pages", 100, 100), ("0", 0, 0)],
+)  # fmt: skip
+def test_l2_may_have_one_page_more_as_in_sglang(l2: str, down: int, up_one: int) -> None:
+    options: dict[str, object] = {"tiers.l1": "100pages", "tiers.l2": l2}
+    assert run(options).options.host_pages == down
+    assert run(options | {"tiers.l2_rounding": "up_one"}).options.host_pages == up_one
+
+
+def test_an_l2_that_can_take_nothing_new_is_said() -> None:
+    options: dict[str, object] = {"tiers.l1": "100pages", "cache.l2_victims": "not_in_l1"}
+    small = run(options | {"tiers.l2": "100pages"})
+    assert [each for each in small.warnings if each.startswith("tiers.l2 is 100pages: 100 pages")]
+    assert not run(options | {"tiers.l2": "101pages"}).warnings
+    assert not run({"tiers.l1": "100pages", "tiers.l2": "100pages"}).warnings

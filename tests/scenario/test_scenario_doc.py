@@ -10,7 +10,7 @@ import pytest
 
 from scenario.geometry import model_names
 from scenario.load import load_scenario
-from scenario.presets import PRESETS
+from scenario.presets import PRESET_NAMES
 from scenario.records import TABLES, Scenario, dump_toml, value_types
 from scenario.sizes import parse_size
 
@@ -49,7 +49,7 @@ def test_every_table_model_and_preset_is_named() -> None:
         assert f"## `[{table}]`\n" in DOC
     for name in model_names():
         assert name in ROWS["model.name"][1]
-    for preset in PRESETS:
+    for preset in PRESET_NAMES:
         assert f"**`{preset}`**" in DOC
 
 

@@ -106,6 +106,61 @@ def test_what_lies_outside_the_measured_range_is_said(tmp_path):
     assert any("past tokens of a prefill chunk lay beyond" in each for each in said)
 
 
+@pytest.mark.parametrize("threshold_tokens", [0, 2500, 10_000])
+def test_untimed_declines_what_the_timed_engine_declines(tmp_path, threshold_tokens):
+    """Prompts of 2 to 8 blocks, so far apart that they never meet: the same hits and reasons."""
+    prompts = [[100 * p + b for b in range(2 + p % 7)] for p in range(12)]
+    rows = [
+        (place * 60_000, 512 * len(ids) + 10, 2, [*ids, 10_000 + place])
+        for place, ids in enumerate([*prompts, *prompts[::-1], *prompts])
+    ]
+    options = {
+        **TIERED, "tiers.l1": "20pages", "restore.policy": "threshold",
+        "restore.threshold_tokens": threshold_tokens,
+    }  # fmt: skip
+    seen = []
+    for mode in ("timed", "untimed"):
+        run = run_of(tmp_path, rows, **options, mode=mode)
+        rows_of = Rows(run.engine.metrics)
+        hits = [list(rows_of.column(f"{tier}_tokens")) for tier in ("device", "host", "computed")]
+        declined = [reason == "below_threshold" for reason in run.engine.metrics.reasons]
+        seen.append((hits, declined, run.engine.metrics.policy_skips))
+    assert seen[0] == seen[1]
+    hits, declined, skips = seen[0]
+    assert skips == sum(declined)
+    assert any(hits[1]) == (threshold_tokens < 10_000)
+    assert any(declined) == (threshold_tokens > 0)
+
+
+TIERED = {"tiers.l2": "10x", "restore.policy": "always"}
+WITH_L3 = {**TIERED, "tiers.l2": "45pages", "tiers.l3": "20x"}
+KERNEL = {"machine.transfer_mode": "kernel"}
+
+
+@pytest.mark.parametrize(
+    ("options", "tiers"),
+    [
+        (TIERED, "L2"),
+        ({**TIERED, "machine.transfer_mode": "dma"}, "L2"),
+        (WITH_L3, "L2 and L3"),
+        ({**WITH_L3, **KERNEL}, "L3"),
+        ({**TIERED, **KERNEL}, ""),
+        ({**WITH_L3, "engine.page_ids": "named"}, ""),
+        ({**TIERED, "mode": "untimed"}, ""),
+        ({"tiers.l2": "0"}, ""),
+    ],
+)
+def test_a_run_that_counts_pages_says_that_it_takes_them_as_consecutive(tmp_path, options, tiers):
+    """Wherever the place of a page has a price, and nowhere else."""
+    run = run_of(tmp_path, apart(10, 3000), **options)
+    said = {each["key"]: each["how"] for each in run.outcome().summary["estimates"]}
+    if not tiers:
+        assert "engine.page_ids" not in said
+        return
+    assert said["engine.page_ids"].startswith(f"pages of {tiers} are taken as consecutive")
+    assert "--set engine.page_ids=named" in said["engine.page_ids"]
+
+
 @pytest.mark.parametrize(
     ("check", "tamper"),
     [

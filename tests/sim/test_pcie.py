@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from by_hand import H200_BY_HAND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes_contract import MIB, Watched, at
@@ -14,12 +15,12 @@ from simpy import Environment
 
 from hicache.kernel import Pending
 from hicache.operations import Copy
-from scenario.profile import Curve, Quantity, load_profile
+from scenario.profile import BackendCopies, Backends, Curve, PcieProfile, Quantity, load_profile
 from sim.host import Host
 from sim.pcie import Link
 from sim.ranges import RangeWatch
 
-PROFILE = load_profile("nvidia-h200")
+PROFILE = load_profile(H200_BY_HAND)
 
 
 class Ask(NamedTuple):
@@ -38,10 +39,27 @@ def one_byte_a_ns(duplex_bytes_per_s: int):
     )
 
 
-def link_ends(asks: list[Ask], duplex_bytes_per_s: int) -> list[tuple[int, int]]:
+def in_turn(per_byte_ns: int = 1):
+    """One back-end of a ns for each byte that both directions share."""
+    curve = Curve(provenance="estimate", how="a test", points=((0, 0), (1000, 1000 * per_byte_ns)))
+    duplex = Quantity(provenance="estimate", how="a test", value=10**9)
+    direct = BackendCopies(
+        h2d=curve, d2h=curve, h2d_scattered=curve, d2h_scattered=curve, page_bytes=1,
+        duplex_bytes_per_s=duplex,
+    )  # fmt: skip
+    once = Quantity(provenance="estimate", how="a test", value=1)
+    return msgspec.structs.replace(PROFILE.pcie, backends=Backends(direct=direct, at_once=once))
+
+
+def link_ends(
+    asks: list[Ask], duplex_bytes_per_s: int, pcie: PcieProfile | None = None
+) -> list[tuple[int, int]]:
     env = Environment(0)
     host = Host(PROFILE.host, RangeWatch())
-    link = Link(env, one_byte_a_ns(duplex_bytes_per_s), host)
+    if pcie is None:
+        link = Link(env, one_byte_a_ns(duplex_bytes_per_s), host)
+    else:
+        link = Link(env, pcie, host, "backend", "direct")
     watched: list[Watched] = []
 
     def submit(number: int, ask: Ask) -> None:
@@ -144,3 +162,59 @@ def test_dma_pays_for_each_extent():
     link.submit(watched.pending, Copy("h2d", 4, 4 * MIB, 4), 0)
     env.run()
     assert watched.done.finished_ns == 4 * dict(PROFILE.pcie.h2d.points)[MIB]
+
+
+@pytest.mark.parametrize(
+    ("mode", "size_bytes", "extents", "said"),
+    [
+        ("staged", 1 << 30, 1, 0),
+        ("staged", (1 << 30) + 1, 1, (1 << 30) + 1),
+        ("staged", 1 << 31, 7, 1 << 31),
+        ("kernel", 1 << 30, 1, 1 << 30),
+        ("dma", 4 << 30, 4, 0),
+        ("dma", 6 << 30, 4, 3 << 29),
+        ("dma", 2 << 30, 1, 2 << 30),
+    ],
+)
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+def test_a_copy_larger_than_any_sample_is_counted(mode, direction, size_bytes, extents, said):
+    """Once for each such copy, whether its time was known already or not."""
+    env, watch = Environment(0), RangeWatch()
+    link = Link(env, PROFILE.pcie, Host(PROFILE.host, watch), mode, watch=watch)
+    for number in range(3):
+        operation = Copy(direction, 1, size_bytes, extents)
+        link.submit(Pending(env, number, 0), operation, 0)
+        link.submit(Pending(env, 3 + number, 0), Copy(direction, 1, MIB, 1), 0)
+    if not said:
+        assert watch.outside_range() == ()
+        return
+    (outside,) = watch.outside_range()
+    assert (outside.what, outside.times) == (f"bytes of a copy ({direction})", 3)
+    assert outside.farthest == said
+    curve = PROFILE.pcie.h2d if mode != "kernel" else PROFILE.pcie.zero_copy_h2d
+    assert curve is not None
+    assert outside.measured_to == curve.points[-1][0] < outside.farthest
+
+
+@given(asks=asks)
+@settings(max_examples=80, deadline=None)
+def test_one_back_end_carries_one_copy_at_a_time_and_never_rests(asks):
+    spans = sorted(link_ends(asks, 0, in_turn()))
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))
+    ends = link_ends(asks, 0, in_turn())
+    for ask, (started_ns, finished_ns) in zip(asks, ends, strict=True):
+        assert finished_ns - started_ns == ask.work_ns
+        assert started_ns >= max(ask.ready_ns, ask.submit_ns)
+        if started_ns > max(ask.ready_ns, ask.submit_ns):  # somebody's end let it begin
+            assert started_ns in [end for _, end in ends] + [other.ready_ns for other in asks]
+
+
+def test_of_two_that_wait_the_other_direction_goes_first():
+    asks = [Ask("h2d", 0, 0, 100), Ask("h2d", 0, 0, 100), Ask("d2h", 10, 10, 50),
+            Ask("d2h", 10, 10, 50)]  # fmt: skip
+    assert link_ends(asks, 0, in_turn()) == [(0, 100), (150, 250), (100, 150), (250, 300)]
+
+
+def test_one_back_end_does_not_wait_for_what_is_not_ready():
+    asks = [Ask("h2d", 0, 500, 100), Ask("d2h", 5, 5, 50)]
+    assert link_ends(asks, 0, in_turn()) == [(500, 600), (5, 55)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from by_hand import H200_BY_HAND
 from simpy import Environment
 
 from hicache.operations import Chunk, Prefill
@@ -11,7 +12,7 @@ from scenario.profile import load_profile
 from sim.lanes import SimMachine
 from sim.scaling import scaled, weight_bytes_read
 
-PROFILE = load_profile("nvidia-h200")
+PROFILE = load_profile(H200_BY_HAND)
 
 
 def machine(model: str | None, kv_dtype: str = "auto") -> SimMachine:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
+import msgspec
+from by_hand import H200_BY_HAND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes_contract import MIB, Watched, at
 from simpy import Environment
 
+from hicache.kernel import Pending
 from hicache.operations import Copy
-from scenario.profile import DiskProfile, Quantity, Surface
+from scenario.profile import DiskProfile, Quantity, Surface, load_profile
 from sim.disk import Disk
+from sim.ranges import RangeWatch
 from sim.shared_device import PERMILLE, SharedDevice
 
 
@@ -26,12 +30,15 @@ class Ask(NamedTuple):
     latency_ns: int = 0
 
 
-def device_ends(asks: list[Ask], workers: int, gain, mixed: int = PERMILLE) -> list[tuple]:
+def device_ends(
+    asks: list[Ask], workers: int, gain, mixed: int = PERMILLE, weights=None
+) -> list[tuple]:
     env = Environment(0)
     ends: list[tuple] = []
     device: SharedDevice[int] = SharedDevice(
-        env, workers, lambda item, start, end: ends.append((item, start, end)), mixed
-    )
+        env, workers, lambda item, start, end: ends.append((item, start, end)), mixed,
+        weights,
+    )  # fmt: skip
 
     def submit(number: int, ask: Ask) -> None:
         device.submit(
@@ -46,7 +53,7 @@ def device_ends(asks: list[Ask], workers: int, gain, mixed: int = PERMILLE) -> l
     return ends
 
 
-def naive_ends(asks: list[Ask], workers: int, gain, mixed: int) -> list[tuple]:
+def naive_ends(asks: list[Ask], workers: int, gain, mixed: int, weights=None) -> list[tuple]:
     """The same by looking at every ns: what is left of each, in fractions."""
     ends: list[tuple] = []
     waiting: list[int] = []
@@ -68,8 +75,9 @@ def naive_ends(asks: list[Ask], workers: int, gain, mixed: int) -> list[tuple]:
             total = Fraction(gain(len(left)), PERMILLE)
             if len({asks[number].kind for number in left}) > 1:
                 total *= Fraction(mixed, PERMILLE)
+            parts = {number: (weights or {}).get(asks[number].kind, 1) for number in left}
             for number in left:
-                left[number] -= total / len(left)
+                left[number] -= total * parts[number] / sum(parts.values())
         now += 1
     return ends
 
@@ -141,8 +149,6 @@ def one_gib_per_s(workers: int) -> DiskProfile:
 
 def disk_ends(workers: int, directions: tuple) -> list[int]:
     """When copies of 1 GiB end on a disk of 1 GiB/s, each half a second after the one before."""
-    from hicache.kernel import Pending
-
     env = Environment(0)
     disk = Disk(env, one_gib_per_s(workers))
     watched = []
@@ -157,6 +163,34 @@ def disk_ends(workers: int, directions: tuple) -> list[int]:
         )
     env.run()
     return [each.done.finished_ns for each in watched]
+
+
+def outside(profile: DiskProfile, workers: int, *copies: Copy) -> list[tuple[str, int, int, int]]:
+    """What a disk says of copies that all come at once."""
+    env, watch = Environment(0), RangeWatch()
+    disk = Disk(env, profile, workers, watch)
+    for number, operation in enumerate(copies):
+        disk.submit(Pending(env, number, 0), operation, 0)
+    env.run()
+    return [tuple(each) for each in watch.outside_range()]
+
+
+def test_a_block_or_a_crowd_that_was_not_sampled_is_counted():
+    h200 = load_profile(H200_BY_HAND).disk
+    largest = {"s2h": 67_108_864, "h2s": 4_194_304}
+    for direction, most in largest.items():
+        sampled = Copy(direction, 1, most, 1)
+        pieces = Copy(direction, 8, 8 * most, 8)
+        beyond = Copy(direction, 1, most + 1, 1)
+        assert outside(h200, 16, *[sampled] * 8, *[pieces] * 8) == []
+        what = f"bytes of a disk block ({direction})"
+        assert outside(h200, 16, sampled, beyond, beyond) == [(what, 2, most + 1, most)]
+        what = f"operations at once on the disk ({direction})"
+        assert outside(h200, 18, *[sampled] * 18) == [(what, 2, 18, 16)]
+
+
+def test_a_single_sample_is_a_rate_and_has_no_end():
+    assert outside(one_gib_per_s(3), 3, *[Copy("s2h", 1, 1 << 33, 1)] * 3) == []
 
 
 def test_two_reads_of_a_gib_the_second_half_a_second_later_end_at_one_and_a_half_and_two():
@@ -174,3 +208,67 @@ def test_with_one_worker_the_second_waits():
 def test_many_workers_share_exactly():
     ends = device_ends([Ask(0, 1000) for _ in range(64)], 64, lambda n: PERMILLE)
     assert {end for _, _, end in ends} == {64_000}
+
+
+@given(
+    asks=st.lists(
+        st.builds(
+            Ask, st.integers(0, 40), st.integers(1, 60), st.sampled_from(["s2h", "h2s"]),
+            st.just(0), st.integers(0, 5),
+        ),
+        min_size=1, max_size=7,
+    ).map(lambda each: sorted(each, key=lambda ask: ask.submit_ns)),
+    workers=st.integers(1, 4),
+    mixed=st.integers(300, 1000),
+    share=st.integers(1, 999),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_kinds_with_weights_share_by_weight_and_agree_with_the_naive_device(
+    asks, workers, mixed, share
+):
+    weights = {"s2h": share, "h2s": PERMILLE - share}
+    found = device_ends(asks, workers, lambda n: PERMILLE, mixed, weights)
+    expected = naive_ends(asks, workers, lambda n: PERMILLE, mixed, weights)
+    # The naive one sees ends in whole ns only.
+    assert sorted(each[0] for each in found) == sorted(each[0] for each in expected)
+    for (_, started, ended), (_, start, end) in zip(sorted(found), sorted(expected), strict=True):
+        assert abs(started - start) <= len(asks)
+        assert abs(ended - end) <= len(asks)
+
+
+def test_a_read_beside_a_write_gets_its_share():
+    asks = [Ask(0, 1000, "s2h"), Ask(0, 1000, "h2s")]
+    weights = {"s2h": 600, "h2s": 400}
+    ends = device_ends(asks, 2, lambda n: PERMILLE, 900, weights)
+    # 1000 / (0.9 * 0.6); then what is left of the write, 1000 - 0.9 * 0.4 of that, alone.
+    assert ends == [(0, 0, 1852), (1, 0, 2186)]
+
+
+def test_slots_are_new_once():
+    env = Environment(0)
+    profile = msgspec.structs.replace(
+        one_gib_per_s(2),
+        first_write_permille=Quantity(provenance="estimate", how="a test", value=500),
+    )
+    disk = Disk(env, profile)
+    watched: list[Watched] = []
+
+    def write(first: int, count: int, pages: str = "named") -> None:
+        pending: Pending = Pending(env, len(watched), int(env.now))
+        watched.append(Watched(env, pending))
+        runs = ((first, count),)
+        size = count * MIB
+        copy = (
+            Copy("h2s", count, size, 1, runs, runs)
+            if pages == "named"
+            else Copy("h2s", count, size, 1)
+        )
+        disk.submit(pending, copy, 0)
+
+    for number, each in enumerate([(0, 8), (0, 8), (4, 8), (0, 8, "counted")]):
+        at(env, number * 10**9, lambda each=each: write(*each))
+    env.run()
+    took = [each.done.finished_ns - each.done.started_ns for each in watched]
+    again = took[1]
+    # All new, none, half of them, and pages that are only counted.
+    assert [round(each / again, 3) for each in took] == [2.0, 1.0, 1.5, 1.0]

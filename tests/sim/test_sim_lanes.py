@@ -8,6 +8,7 @@ from itertools import count
 from random import Random
 
 import pytest
+from by_hand import H200_BY_HAND
 from lanes_contract import MIB, LanesContract, Watched, play
 from simpy import Environment
 
@@ -18,7 +19,7 @@ from sim.faulty import FaultyLanes
 from sim.instant import InstantLanes
 from sim.lanes import SimMachine
 
-PROFILE = load_profile("nvidia-h200")
+PROFILE = load_profile(H200_BY_HAND)
 
 
 class TestSimLanes(LanesContract):

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from by_hand import H200_BY_HAND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes_contract import Watched, at
@@ -19,7 +20,7 @@ from sim.lanes import SimMachine
 from sim.ranges import Outside, RangeWatch
 from sim.step_model import step_model
 
-PROFILE = load_profile("nvidia-h200")
+PROFILE = load_profile(H200_BY_HAND)
 GPU = PROFILE.gpu
 STEPS = step_model(GPU)
 assert GPU.dense is not None

@@ -4,6 +4,7 @@ each other.
 
 from __future__ import annotations
 
+from by_hand import H200_BY_HAND
 from simpy import Environment
 
 from hicache.engine import Engine
@@ -41,7 +42,7 @@ def requests(first_key: int) -> list[Request]:
 
 def served(engines: int) -> tuple[SimMachine, list[Engine]]:
     env = Environment(0)
-    machine = SimMachine(env, load_profile("nvidia-h200"))
+    machine = SimMachine(env, load_profile(H200_BY_HAND))
     running = [Engine(env, machine.lanes(), OPTIONS) for _ in range(engines)]
     for place, engine in enumerate(running):
         engine.serve(requests(place * 1_000_000))

@@ -6,6 +6,7 @@ from statistics import mean, stdev
 
 import pytest
 
+from hicache.errors import InputError
 from hicache.requests import Request
 from traces.load import arriving
 
@@ -49,6 +50,14 @@ def test_gaps_have_the_mean_and_the_spread_of_their_distribution(arrivals, sprea
     assert stdev(gaps) == pytest.approx(0.25 * spread, rel=0.03)
     if arrivals == "uniform":
         assert max(gaps) <= 0.5
+
+
+@pytest.mark.parametrize("arrivals", ["poisson", "uniform"])
+def test_a_rate_at_which_the_trace_would_last_for_ages_is_refused(arrivals):
+    """Results hold nanoseconds in 64 bits; a request number says how far it came."""
+    with pytest.raises(InputError, match=r"load\.rate is 1e-06 a second: request \d+ .* years"):
+        times(iter(requests(2000)), arrivals, rate_per_s=1e-6)
+    assert times(iter(requests(20)), arrivals, rate_per_s=1e-6)
 
 
 def test_the_seed_decides():

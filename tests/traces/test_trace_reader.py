@@ -104,6 +104,14 @@ def test_a_speed_that_is_none(tmp_path: Path, speed: float) -> None:
         open_trace(path, speed=speed)
 
 
+@pytest.mark.parametrize("first", [-1, -1_000_000, 0, 10**12])
+def test_timestamps_may_begin_anywhere(tmp_path: Path, first: int) -> None:
+    rows = [line([place], 100, first + place * 1000) for place in range(3)]
+    trace = open_trace(write_lines(tmp_path / "t.jsonl", rows))
+    assert [each.arrival_ns for each in trace.requests(512)] == [0, 10**9, 2 * 10**9]
+    assert trace.facts.first_timestamp_ms == first
+
+
 def test_a_bad_page_size_is_refused_at_the_call(tmp_path: Path) -> None:
     trace = open_trace(write_lines(tmp_path / "t", LINES))
     with pytest.raises(InputError, match="page size 3 does not divide"):

@@ -1,0 +1,147 @@
+"""L3 as a store that is asked by page key: the tree does not know what it holds.
+
+    tree    the engine writes whatever it wrote to L2, and asks before it reads
+    store   knows its pages by key; what it has already is not written again, and the least recently
+            used leave when it is full
+
+`StoreWriter` is the writing half of the engine's side (`hicache.prefetch` is the reading one): one
+worker, in order, in batches. A key that repeats means the same tokens after the same prefix, so
+that nothing is ever overwritten. This module refuses to know when something is written, and what it
+costs; what a simulated store knows is in `hicache.store_contents`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+from hicache.allocator import cut, extents
+from hicache.errors import TransferError
+from hicache.kernel import Task
+from hicache.metrics import DirectionStats, Metrics
+from hicache.node import HOST, Node
+from hicache.operations import Completion, Copy, PageRuns
+from hicache.options import EngineOptions
+from hicache.ports import Lanes
+from hicache.tree import HiRadixTree
+
+
+def keys_from(node: Node, first: int) -> PageRuns:
+    """Runs of the keys of pages `first` .. `node.end` of the path ending at `node`."""
+    runs: list[tuple[int, int]] = []
+    current = node
+    while current.parent is not None and current.depth + current.length > first:
+        skip = first - current.depth if first > current.depth else 0
+        start, count = current.start + skip, current.length - skip
+        if runs and start + count == runs[-1][0]:
+            count += runs.pop()[1]
+        runs.append((start, count))
+        current = current.parent
+    runs.reverse()
+    return tuple(runs)
+
+
+def count_copy(stats: DirectionStats, done: Completion, copy: Copy) -> None:
+    """Count a copy by keys that ended well: of its pages, those that were moved."""
+    moved = done.answer
+    if moved != copy.pages:
+        page_bytes = copy.size_bytes // copy.pages
+        copy = Copy(copy.direction, moved, moved * page_bytes, copy.extents)
+    stats.add(done, copy)
+
+
+class _Job:
+    """Pages that wait to be written: pinned in L2 until that is over."""
+
+    __slots__ = ("count", "keys", "node", "pages")
+
+    def __init__(self, node: Node, count: int, keys: PageRuns, pages: PageRuns) -> None:
+        self.node = node
+        self.count = count
+        self.keys = keys
+        self.pages = pages
+
+
+@final
+class StoreWriter:
+    """L2 -> L3. `on_change` is called when pages were unpinned."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        tree: HiRadixTree,
+        options: EngineOptions,
+        metrics: Metrics,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._lanes = lanes
+        self._tree = tree
+        self._metrics = metrics
+        self._on_change = on_change
+        self._page_bytes = options.page_bytes
+        self._batch_pages = options.prefetch.read_batch_pages
+        fraction = options.cache.write_backlog_fraction
+        self._backlog_limit = int(options.host_pages * fraction) if fraction < 1 else -1
+        self._jobs: deque[_Job] = deque()
+        self._works = False
+        self.backlog_pages = 0  # waiting for, or under way to, the store
+
+    def write(self, node: Node, first: int) -> None:
+        """Pages `first` .. `node.end` of the path ending at `node` have come to L2: write them when
+        it is their turn. Never waits.
+        """
+        count = node.depth + node.length - first
+        if self._tree.covered(node, HOST) != (node.depth + node.length, None):
+            return  # it has left L2 again
+        backlog = self.backlog_pages
+        if backlog and 0 <= self._backlog_limit < backlog + count:
+            self._metrics.dropped_pages["write_backlog"] += count
+            return
+        tree = self._tree
+        tree.pin(node, HOST)
+        pages = tree.pages_from(node, HOST, first) if tree.named else ()
+        self._jobs.append(_Job(node, count, keys_from(node, first), pages))
+        self.backlog_pages += count
+        if not self._works:
+            self._works = True
+            Task(self._work())
+
+    @property
+    def pending(self) -> int:
+        """Jobs that wait or are being written."""
+        return len(self._jobs)
+
+    async def _work(self) -> None:
+        jobs = self._jobs
+        while jobs:
+            job = jobs[0]
+            written = await self._written(job)
+            if written < job.count:
+                self._metrics.dropped_pages["transfer_failed"] += job.count - written
+            self.backlog_pages -= job.count
+            jobs.popleft()
+            self._tree.unpin(job.node, HOST)
+            self._on_change()
+        self._works = False
+
+    async def _written(self, job: _Job) -> int:
+        """Write a job batch by batch; how many pages the store has of it. One that fails is the
+        last.
+        """
+        stats = self._metrics.directions["h2s"]
+        keys, pages, written = job.keys, job.pages, 0
+        while written < job.count:
+            count = min(self._batch_pages, job.count - written)
+            part, keys = cut(keys, count)
+            source, pages = cut(pages, count)
+            runs = extents(source, source) if source else 1
+            copy = Copy("h2s", count, count * self._page_bytes, runs, source, (), part)
+            try:
+                done = await self._lanes.submit(copy)
+            except TransferError:
+                stats.failed += 1
+                break
+            count_copy(stats, done, copy)
+            written += count
+        return written

@@ -1,0 +1,42 @@
+"""Which keys of `[storage]` and `[prefetch]` change nothing in a scenario, and why."""
+
+from __future__ import annotations
+
+from hicache.options import PrefetchOptions
+from scenario.records import Scenario, field_names
+
+_KEYS = tuple(f"prefetch.{name}" for name in field_names(PrefetchOptions))
+# What only time decides.
+_TIMED = tuple(
+    f"prefetch.{name}"
+    for name in (
+        "stop", "timeout_base_s", "timeout_per_ki_token_s", "timeout_max_s", "query_batch_pages",
+        "read_batch_pages", "workers", "publish", "retries", "retry_passes",
+    )
+)  # fmt: skip
+
+
+def idle_storage_keys(scenario: Scenario) -> dict[str, str]:
+    """Each such key with the reason, for `scenario.resolve`."""
+    prefetch = scenario.prefetch
+    idle: dict[str, str] = {}
+    if scenario.tiers.l3.is_zero:
+        return dict.fromkeys(("storage.index", *_KEYS), "tiers.l3 is 0")
+    if prefetch.mode == "restore":
+        idle = dict.fromkeys(_KEYS, "prefetch.mode is restore, so nothing is prefetched")
+        del idle["prefetch.mode"]
+        return idle
+    idle["restore.prior_storage_gib_per_s"] = "prefetch.mode is queued, so no restore reads L3"
+    if prefetch.allocate == "before_lookup":
+        idle["prefetch.shortfall"] = "prefetch.allocate is before_lookup, so there is room"
+    if not prefetch.retries:
+        idle["prefetch.retry_passes"] = "prefetch.retries is 0"
+    if prefetch.stop != "timeout":
+        reason = f"prefetch.stop is {prefetch.stop}"
+        idle |= dict.fromkeys((key for key in _KEYS if "timeout" in key), reason)
+    if scenario.mode == "untimed":
+        reason = "mode is untimed, so every prefetch is over at once"
+        idle |= dict.fromkeys(_TIMED, reason)
+        if prefetch.limit_fraction:
+            idle |= dict.fromkeys(("prefetch.limit", "prefetch.limit_fraction"), reason)
+    return idle

@@ -1,0 +1,120 @@
+"""One direction of the link: its stream, what a copy on it takes alone, and how fast it goes now.
+
+    speed      = (all, or the duplex rate while the other direction is busy)
+                 * what a GPU step leaves of it, where the profile knows
+
+A measured back-end's operation takes what its curve for runs says, and for each extent more the
+difference that scattered pages of its samples make. Refuses to know time: `sim.pcie` moves copies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from hicache.kernel import Pending
+from hicache.operations import Completion, Copy
+from scenario.profile import Curve
+from scenario.transfer_mode import TransferMode
+from sim.curves import line
+from sim.layered import Trail
+
+Loaded = Callable[[Trail], None]
+FULL_SPEED = 1000
+MOST_KNOWN = 10_000
+NEVER = 1 << 62
+
+
+class Transfer:
+    """One copy on its way. `left` is work in thousandths of a ns at full speed."""
+
+    __slots__ = (
+        "begin_ns", "left", "loaded", "operation", "pending", "ready_ns", "started_ns", "trail",
+        "whole",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pending: Pending[Completion],
+        operation: Copy,
+        ready_ns: int,
+        started_ns: int,
+        work_ns: int,
+    ) -> None:
+        self.pending = pending
+        self.operation = operation
+        # When it may enter the stream; when its first part (perhaps a CPU gather) begins, -1: on
+        # the stream.
+        self.ready_ns = ready_ns
+        self.started_ns = started_ns
+        self.begin_ns = 0
+        self.left = self.whole = work_ns * FULL_SPEED
+        # How it came, and whom to tell that it is there: a prefill that waits for its layers.
+        self.trail: Trail | None = None
+        self.loaded: Loaded | None = None
+
+
+class Way:
+    """One direction: its stream, and what a transfer on it takes alone."""
+
+    def __init__(
+        self,
+        mode: TransferMode,
+        copy: Curve,
+        kernel: Curve | None,
+        pack: Curve | None,
+        scattered: Curve | None = None,
+        page_bytes: int = 1,
+    ) -> None:
+        """`scattered`, `page_bytes`: of a measured back-end, whose `copy` is of runs."""
+        self._mode: TransferMode = mode
+        self._scattered = line(scattered.points) if scattered is not None else None
+        self._page_bytes = page_bytes
+        curve = copy if scattered is None else scattered
+        if mode == "kernel":
+            assert kernel is not None
+            curve = kernel
+        self._alone = line(copy.points if scattered is not None else curve.points)
+        self._pack = line(pack.points) if pack is not None and mode == "staged" else None
+        # The largest copy of which every part was sampled: of one extent in mode "dma".
+        self.largest_bytes = int(self._alone.xs[-1])
+        if self._pack is not None:
+            self.largest_bytes = min(self.largest_bytes, int(self._pack.xs[-1]))
+        self._peak = curve.points[-1][0] * 1e9 / curve.points[-1][1]
+        # In thousandths: by what the GPU does, then the same while the other direction is busy.
+        self.speeds = [FULL_SPEED] * 6
+        self._known: dict[tuple[int, int], int] = {}  # times by size and extents
+        self.head: Transfer | None = None
+        self.queue: deque[Transfer] = deque()
+
+    def share(self, duplex_bytes_per_s: int, beside_steps: tuple[int, int, int]) -> None:
+        """Set the speeds: what both directions reach each, but never more than this one alone; and
+        what a GPU step leaves of it, by what the step is (`sim.contention`).
+        """
+        shared = max(1, min(FULL_SPEED, int(duplex_bytes_per_s * 1000 / self._peak + 0.5)))
+        self.speeds = [
+            max(1, speed * kept // FULL_SPEED)
+            for speed in (FULL_SPEED, shared)
+            for kept in beside_steps
+        ]
+
+    def alone_ns(self, operation: Copy) -> int:
+        """What the copy takes on its stream while the other direction is idle."""
+        known = self._known.get((operation.size_bytes, operation.extents))
+        if known is not None:
+            return known
+        if self._mode == "dma" and operation.extents > 1:
+            ns = operation.extents * self._alone.at(operation.size_bytes / operation.extents)
+        else:
+            ns = self._alone.at(operation.size_bytes)
+        if self._scattered is not None and operation.extents > 1:
+            more_pages = max(1.0, operation.size_bytes / self._page_bytes - 1)
+            more_ns = self._scattered.at(operation.size_bytes) - ns
+            if more_ns > 0.0:
+                ns += more_ns * (operation.extents - 1) / more_pages
+        if self._pack is not None:
+            ns += self._pack.at(operation.size_bytes)
+        known = max(1, int(ns + 0.5))
+        if len(self._known) < MOST_KNOWN:
+            self._known[operation.size_bytes, operation.extents] = known
+        return known

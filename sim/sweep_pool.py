@@ -1,0 +1,164 @@
+"""Workers for the cells of a sweep: the cores of this machine by joblib, or a cluster by Ray.
+
+Both hand a cell to a process, take its figures in whatever order they come, and outlive a worker
+that is killed: its cell is run again. A cell that has taken `ATTEMPTS` workers with it ends the
+sweep, for it will take the next one, too (memory, most often). Results do not depend on how many
+workers there are, nor on where they run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from hicache.errors import HiCacheError, InputError
+from sim.sweep_cell import Done, Job, run_job
+
+ATTEMPTS = 4
+LOCAL = "local"
+KNOCK_S = 5
+
+
+class WorkersLost(HiCacheError):
+    """Workers were killed again and again. Arguments: a message for people."""
+
+
+class Lost:
+    """How many workers were killed, for a word about it."""
+
+    def __init__(self) -> None:
+        self.workers = 0
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
+def run_here(jobs: Sequence[Job], workers: int, lost: Lost) -> Generator[Done]:
+    """Run `jobs` on `workers` cores of this machine; one: in this process. The workers stay for
+    the next call, until `end_workers`. Raises WorkersLost, and whatever a bug in a cell raises.
+    """
+    if workers == 1 or len(jobs) < 2:
+        yield from map(run_job, jobs)
+        return
+    left = {job.number: job for job in jobs}
+    in_vain = 0
+    while left:
+        before = len(left)
+        for done in _once_through(list(left.values()), workers):
+            del left[done.number]
+            yield done
+        if not left:
+            return
+        lost.workers += 1
+        in_vain = in_vain + 1 if len(left) == before else 0
+        if in_vain == ATTEMPTS - 1:
+            raise _given_up(min(left), len(left))
+
+
+def _once_through(jobs: Sequence[Job], workers: int) -> Generator[Done]:
+    """Every job, or those that were done when a worker was killed."""
+    # Neither says what its types are.
+    joblib: Any = import_module("joblib")
+    loky: Any = import_module("joblib.externals.loky")
+
+    with _quiet():
+        try:
+            parallel = joblib.Parallel(
+                n_jobs=workers,
+                return_as="generator_unordered",
+                batch_size=1,
+                initializer=_leave_ctrl_c_to_the_parent,
+            )
+            yield from parallel(joblib.delayed(run_job)(job) for job in jobs)
+        except loky.process_executor.TerminatedWorkerError:
+            return
+
+
+def end_workers() -> None:
+    """End the workers that `run_here` keeps for its next call, with what they have parsed. Else
+    they would outlive a command that ends at once.
+    """
+    loky: Any = sys.modules.get("joblib.externals.loky")
+    if loky is not None:
+        loky.get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+
+
+def run_on_ray(jobs: Sequence[Job], address: str, workers: int) -> Generator[Done]:
+    """Run `jobs` on the Ray cluster at `address`; "local": on one of `workers` cores, made for it.
+
+    Ray itself runs a cell again whose worker or node was killed. Raises InputError where there is
+    no such cluster, or no Ray, and WorkersLost.
+    """
+    try:
+        ray: Any = import_module("ray")
+        errors: Any = import_module("ray.exceptions")
+    except ImportError:
+        raise InputError("--ray needs Ray: pip install 'hicache-lab[ray]'") from None
+    _connect(ray, address, workers)
+    try:
+        run = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(run_job)
+        waiting = {run.remote(job): job for job in jobs}
+        while waiting:
+            ready, _ = ray.wait(list(waiting), num_returns=1)
+            for each in ready:
+                job = waiting.pop(each)
+                try:
+                    yield ray.get(each)
+                except (errors.WorkerCrashedError, errors.OutOfMemoryError,
+                        errors.NodeDiedError) as error:  # fmt: skip
+                    raise _given_up(job.number, 1 + len(waiting)) from error
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, address: str, workers: int) -> None:
+    options: dict[str, Any] = {"num_cpus": workers} if address == LOCAL else {}
+    try:
+        _knock(address)
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level="ERROR",
+            include_dashboard=False if address == LOCAL else None,
+            **options,
+        )
+    except (OSError, RuntimeError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"--ray {address}: no cluster there: {reason}") from None
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nobody answers at HOST:PORT: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), KNOCK_S).close()
+
+
+def _given_up(number: int, left: int) -> WorkersLost:
+    return WorkersLost(
+        f"workers were killed {ATTEMPTS} times running scenario {number + 1} or those beside it "
+        f"({left} are not done), which memory does most often: try fewer --jobs; what is done is "
+        "kept"
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without joblib's words on a worker that has left: it is said in ours."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*worker.*", category=UserWarning)
+        yield
+
+
+def _leave_ctrl_c_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

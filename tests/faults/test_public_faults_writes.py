@@ -1,0 +1,131 @@
+"""Faults that users reported of what is written below L1: each report as a run of the engine, with
+the counters that are right, and the same run with the fault put back, which must not pass.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from bench import Bench
+from engine_runs import assert_at_rest
+
+from hicache.node import DEVICE, HOST, STORAGE
+from hicache.tree import HiRadixTree
+from hicache.write_back import Departure
+
+# A run that broke leaves processes under way; they go in the test that broke it.
+BROKEN = "ignore::pytest.PytestUnraisableExceptionWarning"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Whatever a broken run left under way goes now."""
+    yield
+    gc.collect()
+
+
+def prompts(bench: Bench, count: int) -> Bench:
+    """Prompts of four pages, one after the other."""
+    for place in range(count):
+        bench.ask(1000 * place, range(100 * place, 100 * place + 4))
+    return bench
+
+
+# ---------------------------------------------------------------------- failed write-back
+# sglang#27108, sglang#24585: a write-back that had failed was taken as done, so that later requests
+# hit pages of L2 that nobody had written.
+
+
+def failed_write_back() -> Bench:
+    """L1 is full, its oldest prompt is to be written back, and the copy fails."""
+    bench = prompts(Bench(8, 16, cache={"write_policy": "write_back"}), 3)
+    bench.ask(5000, range(4), tail=1)
+    bench.failing = {"d2h"}
+    bench.at(4000, bench.failing.clear)
+    return bench.run()
+
+
+def test_sglang_27108_a_failed_write_back_is_a_counted_loss() -> None:
+    bench = failed_write_back()
+    assert bench.metrics.dropped_pages["transfer_failed"] == 4
+    assert bench.tree.tiers[DEVICE].lost_pages == 0, "counted twice"
+    assert bench.metrics.directions["d2h"].failed == 1
+    row = bench.rows()[3]
+    assert (row["device_tokens"], row["host_tokens"], row["computed_tokens"]) == (0, 0, 5)
+    assert bench.tree.tiers[HOST].resident == 8  # of the two prompts that had to leave later
+    assert_at_rest(bench.engine)
+
+
+@pytest.mark.filterwarnings(BROKEN)
+def test_sglang_27108_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that is over counts as one that went well."""
+    close = Departure.close
+    monkeypatch.setattr(Departure, "close", lambda self, arrival, error=None: close(self, arrival))
+    with pytest.raises(AssertionError, match=r"of tier 1 holds None"):
+        failed_write_back()
+
+
+def test_sglang_24585_a_failed_write_through_is_a_counted_loss_too() -> None:
+    bench = prompts(Bench(8, 16), 3)
+    bench.ask(5000, range(4), tail=1)
+    bench.failing = {"d2h"}
+    bench.run()
+    assert bench.metrics.dropped_pages["transfer_failed"] == 16
+    assert [row["host_tokens"] for row in bench.rows()] == [0] * 4
+    assert bench.tree.tiers[HOST].allocator.free == 16
+    assert_at_rest(bench.engine)
+
+
+# ---------------------------------------------------------------------- L3 without its head
+# sglang#26886, sglang#12092: under write_back only leaves had left L1 when the server stopped, so
+# that L3 held the ends of prompts whose beginnings it lacked; after a restart nothing of it could
+# be hit, and nothing said so.
+
+PATH = [*range(4), *range(100, 104)]  # a head that others share, and an answer
+
+
+def restarted_with_l3() -> Bench:
+    """Of a path of two nodes the lower one leaves L1; then the server loses L1 and L2, keeps L3,
+    and is asked again.
+    """
+    bench = Bench(12, 32, 64, cache={"write_policy": "write_back"})
+    bench.ask(0, PATH)
+    bench.ask(1000, range(500, 508))
+    bench.ask(5000, PATH, tail=1)
+    bench.run(2000)
+    assert bench.hits(PATH)[0] == 4, "more than the leaf has left"
+    for tier in (DEVICE, HOST):
+        bench.tree.evict(tier, 1000)
+    return bench
+
+
+def test_sglang_26886_what_leaves_takes_its_head_along_so_that_l3_can_be_used() -> None:
+    bench = restarted_with_l3()
+    assert bench.hits(PATH) == (0, 0, 8)
+    bench.run()
+    assert bench.rows()[2]["storage_tokens"] == 8
+    assert_at_rest(bench.engine)
+
+
+@pytest.mark.filterwarnings(BROKEN)
+def test_sglang_26886_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The victim goes alone, as in SGLang. L3 has its pages, no request can hit them, and the
+    integrity check says so.
+    """
+    covered = HiRadixTree.covered
+
+    def alone(self: HiRadixTree, node: Any, tier: int) -> Any:
+        first, after = covered(self, node, tier)
+        return (max(first, node.depth), after) if node.parent is not self.root else (first, after)
+
+    monkeypatch.setattr(HiRadixTree, "covered", alone)
+    monkeypatch.setattr("hicache.engine.check_integrity", lambda tree, *rest: None)
+    bench = restarted_with_l3()
+    assert bench.tree.tiers[STORAGE].resident == 4
+    assert bench.hits(PATH) == (0, 0, 0)
+    monkeypatch.undo()
+    with pytest.raises(AssertionError, match=r"hole in"):
+        bench.engine.check_integrity()
