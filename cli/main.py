@@ -9,13 +9,38 @@ import os
 import sys
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
 
+from cli.calibrate import calibrate
+from cli.compare import compare
+from cli.compare_metrics import compare_metrics
+from cli.curve import curve
+from cli.plan import plan
+from cli.preset import preset_app
+from cli.profile import profile_app
+from cli.report import report
+from cli.sweep import sweep
 from cli.trace import trace_app
+from cli.validate import learning, validate
 from hicache import __version__
 from hicache.compiled import in_use
 
+
+class _Commands(TyperGroup):
+    """Ctrl-C that no command made anything of: it says what that means for the result."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted: no result was written", file=sys.stderr)
+            raise typer.Exit(_INTERRUPTED) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,7 +52,8 @@ app = typer.Typer(
 _SIZES = "40GiB, 40GB, 8000000tokens, 6000pages, 2x (times L1) or 0 (none)"
 
 
-# What a shell reports of a program that SIGPIPE ended.
+# What a shell reports of a program that SIGINT, or SIGPIPE, ended.
+_INTERRUPTED = 130
 _PIPE_CLOSED = 141
 
 
@@ -66,7 +92,18 @@ def replay(
         str | None, typer.Option(help="Machine: a known name or a profile's file. [nvidia-h200]")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Rules of the cache: mini-hicache or block-lru.")
+        str | None,
+        typer.Option(
+            help="Rules of the cache, as sglang-0.5.20: hicache preset list. [mini-hicache]"
+        ),
+    ] = None,
+    sglang_args: Annotated[
+        str | None,
+        typer.Option(
+            "--sglang-args",
+            metavar="TEXT",
+            help="The arguments of an SGLang server, as one text: docs/sglang.md.",
+        ),
     ] = None,
     page_size: Annotated[
         int | None,
@@ -158,6 +195,17 @@ def replay(
     by_session: Annotated[
         bool, typer.Option("--by-session", help="Also print a row for each of the ten longest.")
     ] = False,
+    interval: Annotated[
+        bool,
+        typer.Option("--interval", help="Also what the profile's spread means for the prediction."),
+    ] = False,
+    draws: Annotated[
+        int, typer.Option(help="Replays that an interval is made from. [16]", show_default=False)
+    ] = 16,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Also write what the server's /metrics would give."),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the result's folder, no table.")
     ] = False,
@@ -200,15 +248,23 @@ def replay(
         "mode": "untimed" if untimed else None,
     }
     overrides |= {key: value for key, value in given.items() if value is not None}
+    notes: tuple[str, ...] = ()
+    if sglang_args is not None:
+        from scenario.sglang_args import with_server_args
+
+        overrides, notes = with_server_args(sglang_args, scenario, overrides)
     code = run_replay(
         scenario,
         overrides,
+        notes=notes,
+        prometheus=prometheus,
         out=out,
         timeline=timeline,
         save_record=save_record,
         record_of=record,
         show=not quiet,
         by_session=by_session,
+        draws=draws if interval else 0,
     )
     raise typer.Exit(code)
 
@@ -250,7 +306,18 @@ def run_live(
     raise typer.Exit(code)
 
 
+app.command()(validate)
+app.command()(learning)
+app.command()(curve)
+app.command()(compare)
+app.command()(report)
+app.command()(sweep)
+app.command()(plan)
+app.command()(calibrate)
 app.add_typer(trace_app, name="trace")
+app.command("compare-metrics")(compare_metrics)
+app.add_typer(profile_app, name="profile")
+app.add_typer(preset_app, name="preset")
 
 
 def main() -> None:
@@ -263,6 +330,9 @@ def main() -> None:
         sys.stderr.flush()
     except BrokenPipeError:
         code = _PIPE_CLOSED
+    # Its workers' folders are removed at an end like any other.
+    if "joblib" in sys.modules:
+        raise SystemExit(code)
     # All is written: taking a million objects apart one by one would only take time.
     os._exit(code)
 
@@ -272,15 +342,31 @@ def run() -> int:
     from hicache.errors import HiCacheError
 
     try:
-        app()
+        # Its errors are ours to print, and what a command returns is of no interest.
+        ended = app(standalone_mode=False)
     except HiCacheError as error:
         print(f"hicache: error: {error}", file=sys.stderr)
         return 2
+    except click.ClickException as error:
+        return _refused(error)
     except BrokenPipeError:
         return _PIPE_CLOSED
     except SystemExit as ending:
         return _code_of(ending)
-    return 0
+    return ended if isinstance(ended, int) else 0
+
+
+def _refused(error: click.ClickException) -> int:
+    """Say in one line what is wrong with what was typed; without any command, all help."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    # Older versions of click print the help themselves.
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        error.show()
+        return error.exit_code
+    reason = " ".join(error.format_message().split()).rstrip(".")
+    where = f" ({context.command_path} --help)" if context is not None else ""
+    print(f"hicache: error: {reason}{where}", file=sys.stderr)
+    return 2
 
 
 def _code_of(ending: SystemExit) -> int:

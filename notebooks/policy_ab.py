@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   jupytext:
-#     formats: py:percent
+#     formats: ipynb,py:percent
 #     text_representation:
 #       extension: .py
 #       format_name: percent
@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Restore or recompute? Three policies side by side
+# # 2. Restore or recompute? Three policies side by side
 #
 # A prompt's prefix lies in host memory (L2) or on disk (L3). Bringing it back takes the link's and
 # the disk's time; computing it again takes the GPU's. Three policies decide:
@@ -27,56 +27,37 @@
 #
 # As a script (`python notebooks/policy_ab.py`) it prints its table and saves its figures in
 # `results/policy_ab`. To open it: `pip install jupytext notebook`, then
-# `jupytext --to notebook notebooks/policy_ab.py` and `jupyter notebook`.
+# `jupytext --to notebook notebooks/policy_ab.py` and `jupyter notebook`. On the command line:
+# `hicache compare data/agents.jsonl --scenario data/demo.toml --policy cost --policy always
+# --policy never --plots`.
 
 # %%
 from pathlib import Path
 
-import matplotlib
-import numpy as np
 import pandas as pd
 
-# A notebook knows no __file__; a script needs no display.
-SCRIPT = "__file__" in globals()
-if SCRIPT:
-    matplotlib.use("Agg")
+from report.plots import requests
+from report.plots.shown import in_notebook, show
+from sim.compare import compare
+from sim.compare_variants import Study, variants_of_key
 
-import matplotlib.pyplot as plt
-
-from scenario.load import load_scenario
-from sim.replay import replay
-
-HERE = Path(__file__).resolve().parent if SCRIPT else Path.cwd()
+# A notebook knows no __file__.
+HERE = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
 REPOSITORY = next(
     folder for folder in (HERE, *HERE.parents) if (folder / "data/demo.toml").exists()
 )
-plt.style.use(REPOSITORY / "docs" / "print.mplstyle")
-
+FIGURES = REPOSITORY / "results" / "policy_ab"
 POLICIES = ("cost", "always", "never")
-SOURCES = ("device", "host", "storage", "computed")
-LABELS = ("L1 device", "L2 host", "L3 storage", "computed")
-COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#DDDDDD")
-HATCHES = ("", "///", "...", "")
-
-
-def show(figure: plt.Figure, name: str) -> None:
-    """Show a figure here, or save it when this is a script."""
-    if not SCRIPT:
-        plt.show()
-        return
-    file = REPOSITORY / "results" / "policy_ab" / f"{name}.png"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file)
-    print(f"figure: {file}")
-
 
 # %%
-outcomes = {
-    policy: replay(load_scenario(REPOSITORY / "data/demo.toml", {"restore.policy": policy}))
-    for policy in POLICIES
-}
-summaries = {policy: outcome.summary for policy, outcome in outcomes.items()}
-requests = {policy: pd.DataFrame(dict(outcome.columns)) for policy, outcome in outcomes.items()}
+study = Study(
+    (str(REPOSITORY / "data/agents.jsonl"),),
+    tuple(variants_of_key("restore.policy", POLICIES)),
+    scenario=str(REPOSITORY / "data/demo.toml"),
+)
+found = compare(study)
+summaries = {leg.variant.name: leg.outcome.summary for leg in found.legs}
+rows = {leg.variant.name: leg.rows for leg in found.legs}
 
 # %% [markdown]
 # ## What came of it
@@ -88,17 +69,14 @@ requests = {policy: pd.DataFrame(dict(outcome.columns)) for policy, outcome in o
 def column(summary: dict) -> dict[str, float]:
     """What one policy's column of the table shows."""
     prompt = summary["prompt_tokens"]
-    shares = {
-        label: 100 * summary["cached_tokens_total"].get(source, summary["computed_tokens"]) / prompt
-        for source, label in zip(SOURCES, LABELS, strict=True)
-    }
+    tokens = {**summary["cached_tokens_total"], "computed": summary["computed_tokens"]}
     times = {
         f"{name}, {percentile} (ms)": summary[key][percentile]
         for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("end to end", "e2e_ms"))
         for percentile in ("p50", "p90", "p99")
     }
     return {
-        **{f"{label} (% of prompt tokens)": share for label, share in shares.items()},
+        **{f"{source} (% of prompt tokens)": 100 * n / prompt for source, n in tokens.items()},
         **times,
         "GPU busy (%)": 100 * summary["gpu"]["busy_fraction"],
         "read from L3 (GiB)": summary["bytes"]["s2h"] / 2**30,
@@ -110,9 +88,21 @@ def column(summary: dict) -> dict[str, float]:
 
 table = pd.DataFrame({policy: column(summaries[policy]) for policy in POLICIES})
 table = table.map("{:,.1f}".format)
-if SCRIPT:
+if not in_notebook():
     print(table.to_string())
 table
+
+# %% [markdown]
+# ## Is it more than chance, and where does it come from?
+#
+# The runs are paired request by request, and sessions (here: runs of consecutive requests) drawn
+# with replacement: an interval that leaves 0 out is a difference. `docs/compare.md` says more.
+
+# %%
+for contrast in found.contrasts:
+    print(contrast.verdict)
+    print(contrast.reason)
+    print()
 
 # %% [markdown]
 # ## Where prompt tokens came from
@@ -120,26 +110,8 @@ table
 # The dashed line is the ceiling: what an infinite cache would hit of this trace.
 
 # %%
-figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-left = np.zeros(len(POLICIES))
-for source, label, colour, hatch in zip(SOURCES, LABELS, COLOURS, HATCHES, strict=True):
-    shares = np.array([requests[policy][f"{source}_tokens"].sum() for policy in POLICIES])
-    shares = 100 * shares / summaries["cost"]["prompt_tokens"]
-    axes.barh(
-        POLICIES, shares, left=left, label=label, color=colour, hatch=hatch, edgecolor="white"
-    )
-    left += shares
-ceiling = 100 * summaries["cost"]["hit_rates"]["all"]["tokens"]["ceiling"]
-axes.axvline(ceiling, color="black", linestyle="--", linewidth=1)
-axes.set(
-    xlabel="% of prompt tokens",
-    xlim=(0, 100),
-    title=f"Prompt tokens by source (dashed: the ceiling, {ceiling:.1f} %)",
-)
-axes.invert_yaxis()
-axes.grid(axis="y", visible=False)
-axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
-show(figure, "tokens_by_source")
+ceiling = summaries["cost"]["hit_rates"]["all"]["tokens"]["ceiling"]
+show(requests.tokens_by_source(rows, ceiling), FIGURES, "tokens_by_source")
 
 # %% [markdown]
 # ## Time to first token
@@ -151,16 +123,7 @@ show(figure, "tokens_by_source")
 # is taken from those who decode meanwhile. So `always` has the better TPOT and end-to-end times.
 
 # %%
-figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
-for policy in POLICIES:
-    ttft_ms = np.sort(requests[policy]["ttft_ns"].to_numpy(dtype=float)) / 1e6
-    axes.plot(ttft_ms, np.arange(1, len(ttft_ms) + 1) / len(ttft_ms), label=policy)
-axes.set(
-    xscale="log", xlabel="TTFT (ms)", ylabel="share of requests", ylim=(0, 1),
-    title="Time to first token",
-)  # fmt: skip
-axes.legend(loc="lower right")
-show(figure, "ttft")
+show(requests.ttft_distribution(rows), FIGURES, "ttft")
 
 # %% [markdown]
 # ## Over time, under `always`
@@ -169,27 +132,7 @@ show(figure, "ttft")
 # what is wanted again later than that comes from L3, and the sum stays near the ceiling.
 
 # %%
-rows = requests["always"].assign(minute=lambda rows: rows["arrival_ns"] // 300_000_000_000 * 5)
-columns = [f"{source}_tokens" for source in SOURCES]
-by_time = rows.groupby("minute")[columns].sum()
-shares = 100 * by_time.div(by_time.sum(axis=1), axis=0)
-
-figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-left = np.zeros(len(shares))
-for name, label, colour, hatch in zip(columns, LABELS, COLOURS, HATCHES, strict=True):
-    heights = shares[name].to_numpy()
-    axes.bar(
-        shares.index, heights, 5, bottom=left, align="edge", label=label,
-        color=colour, hatch=hatch, edgecolor="white", linewidth=0.4,
-    )  # fmt: skip
-    left += heights
-axes.set(
-    xlabel="minutes since the first request", ylabel="% of prompt tokens", ylim=(0, 100),
-    title="Prompt tokens by source over time, always",
-)  # fmt: skip
-axes.grid(axis="x", visible=False)
-axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
-show(figure, "over_time")
+show(requests.sources_over_time(rows["always"], "always"), FIGURES, "over_time")
 
 # %% [markdown]
 # ## Before you believe it

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from hicache.engine import Engine
+from hicache.metrics import Metrics
 from hicache.options import EngineOptions, LoadOptions
 from scenario.geometry import ModelGeometry
 from scenario.profile import Estimate
@@ -36,6 +36,39 @@ class Machine(Protocol):
         ...
 
 
+class TierTotals(Protocol):
+    """One tier at the end, of one engine or of several."""
+
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def resident(self) -> int: ...
+    @property
+    def evicted_pages(self) -> int: ...
+    @property
+    def lost_pages(self) -> int: ...
+
+
+class TreeTotals(Protocol):
+    """Its tiers."""
+
+    @property
+    def tiers(self) -> Sequence[TierTotals]: ...
+
+
+class Served(Protocol):
+    """What served the requests: an engine, or several together."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+    @property
+    def tree(self) -> TreeTotals: ...
+
+    def status(self) -> dict[str, Any]:
+        """A snapshot; of it, what is believed."""
+        ...
+
+
 class FinishedRun(Protocol):
     """The parts of a run. `profile_name`: the machine's, in the summary."""
 
@@ -50,7 +83,9 @@ class FinishedRun(Protocol):
     @property
     def trace(self) -> Trace: ...
     @property
-    def engine(self) -> Engine: ...
+    def engine(self) -> Served: ...
+    @property
+    def instances(self) -> Sequence[Served]: ...
     @property
     def machine(self) -> Machine | None: ...
     @property

@@ -16,7 +16,7 @@ from report.checks import run_checks
 from report.rows import Rows, spread_ms
 
 if TYPE_CHECKING:
-    from report.run import FinishedRun
+    from report.run import FinishedRun, Served
 
 SCHEMA = 1
 GIB = 1 << 30
@@ -67,12 +67,14 @@ def summarise(run: FinishedRun, rows: Rows) -> dict[str, object]:
     if timed:
         summary |= _times(metrics, rows)
     summary |= _traffic(run, timed)
+    if len(run.instances) > 1:
+        summary["instances"] = [_instance(each, page, timed) for each in run.instances]
     summary["warnings"] = [*facts.warnings, *run.notes, *run.warnings, *run_checks(run, rows)]
     summary["estimates"] = [
         {"key": each.key, "how": each.how}
         for each in (run.machine.estimates() if run.machine is not None else ())
         if _was_used(each.key, metrics)
-    ]
+    ] + _places(run)
     return summary
 
 
@@ -234,6 +236,7 @@ def _traffic(run: FinishedRun, timed: bool) -> dict[str, object]:
         "hicache_backup_duration_seconds": directions["d2h"].recurring_ns / 1e9,
         "backuped_tokens_total": directions["h2s"].pages * page,
         "prefetched_tokens_total": directions["s2h"].pages * page,
+        **_prefetches(run),
         "hicache_host_used_tokens": tree.tiers[1].resident * page,
         "hicache_host_total_tokens": tree.tiers[1].capacity * page,
         "restores": {
@@ -257,6 +260,47 @@ def _traffic(run: FinishedRun, timed: bool) -> dict[str, object]:
     }
 
 
+def _instance(served: Served, page: int, timed: bool) -> dict[str, object]:
+    """What one of several engines did; the totals are theirs together."""
+    metrics = served.metrics
+    rows, cached = Rows(metrics), sum(metrics.cached_tokens)
+    counts: dict[str, object] = {
+        "requests": metrics.requests,
+        "prompt_tokens": metrics.prompt_tokens,
+        "cached_tokens_total": _by_tier(metrics.cached_tokens),
+        "computed_tokens": metrics.computed_tokens,
+        "cache_hit_rate": _ratio(cached, metrics.prompt_tokens),
+        "evicted_tokens_total": _by_tier([t.evicted_pages * page for t in served.tree.tiers]),
+        "backuped_tokens_total": metrics.directions["h2s"].pages * page,
+        "prefetched_tokens_total": metrics.directions["s2h"].pages * page,
+        "storage_prefetch_hit_tokens_total": metrics.prefetch_hit_tokens,
+        "prefetch_fulfilled_tokens": metrics.prefetch_fulfilled_tokens,
+        "storage_prefetch_unfulfilled_tokens_total": dict(metrics.prefetch_unfulfilled_tokens),
+    }
+    if timed:
+        counts["ttft_ms"] = spread_ms(rows.column("ttft_ns"))
+        counts["queue_ms"] = spread_ms(rows.column("queue_ns"))
+    return counts
+
+
+def _prefetches(run: FinishedRun) -> dict[str, object]:
+    """What a store said it holds and what became of it; nothing where L3 is not asked by key."""
+    if not run.options.has_store:
+        return {}
+    metrics = run.engine.metrics
+    return {
+        "storage_prefetch_hit_tokens_total": metrics.prefetch_hit_tokens,
+        "prefetch_fulfilled_tokens": metrics.prefetch_fulfilled_tokens,
+        "storage_prefetch_unfulfilled_tokens_total": dict(metrics.prefetch_unfulfilled_tokens),
+        "prefetches": {
+            "asked": metrics.prefetches,
+            "declined": dict(metrics.prefetches_declined),
+            "declined_tokens": dict(metrics.prefetch_declined_tokens),
+            "failed_lookups": metrics.lookups_failed,
+        },
+    }
+
+
 def _direction(stats: DirectionStats, timed: bool) -> Mapping[str, object]:
     counts: dict[str, object] = {
         "operations": stats.operations,
@@ -277,6 +321,28 @@ def _direction(stats: DirectionStats, timed: bool) -> Mapping[str, object]:
             "mean_end_to_end_ms": stats.recurring_ns / done / 1e6,
         }
     return counts
+
+
+def _places(run: FinishedRun) -> list[dict[str, str]]:
+    """The estimate that a simulation makes which counts pages: where they lie is not known, and
+    every copy of pages that are not consecutive takes longer, but by a kernel.
+    """
+    counted = run.machine is not None and run.options.page_ids == "counted"
+    directions = run.engine.metrics.directions
+    tiers: list[str] = []
+    if run.scenario.machine.transfer_mode != "kernel" and (
+        directions["d2h"].operations or directions["h2d"].operations
+    ):
+        tiers.append("L2")
+    if directions["h2s"].operations or directions["s2h"].operations:
+        tiers.append("L3")
+    if not counted or not tiers:
+        return []
+    how = (
+        f"pages of {' and '.join(tiers)} are taken as consecutive, which makes copies as fast as "
+        "they can be; --set engine.page_ids=named simulates where they lie, and takes longer"
+    )
+    return [{"key": "engine.page_ids", "how": how}]
 
 
 def _was_used(key: str, metrics: Metrics) -> bool:

@@ -55,7 +55,8 @@ def print_summary(summary: Mapping[str, Any], folder: str | None = None) -> None
     if summary["estimates"]:
         count = len(summary["estimates"])
         console.print(
-            f"{count} values of the profile are estimates, not measurements: see summary.json",
+            f"{count} inputs {'is an estimate' if count == 1 else 'are estimates'}, not measured: "
+            "see summary.json",
             soft_wrap=True,
         )
     if folder:

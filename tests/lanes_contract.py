@@ -190,6 +190,29 @@ class LanesContract(PlannedLanesContract):
         env.run()
         assert burst.done.steps == (1 if self.takes_time else 50)
 
+    @pytest.mark.parametrize("moment", ["at once", "when the load is over"])
+    def test_a_prefill_may_name_a_load_and_is_answered_like_any_other(self, moment):
+        env = self.make_environment()
+        lanes = self.make_lanes(env)
+        load = Watched(env, lanes.submit(Copy("h2d", 4, 64 * MIB, 1)))
+        operation = Prefill((Chunk(0, 100, 400),), 100, load=load.pending.number)
+        steps: list[Watched] = []
+
+        def submit(event: object = None) -> None:
+            steps.append(Watched(env, lanes.submit(operation)))
+
+        if moment == "at once" or load.pending.callbacks is None:
+            submit()
+        else:
+            load.pending.callbacks.append(submit)
+        env.run()
+        ((_, answer),) = steps[0].answers
+        if isinstance(answer, TransferError):  # as the load, or in its stead
+            return
+        assert isinstance(answer, Completion)
+        assert answer.operation == operation
+        assert answer.submitted_ns <= answer.started_ns <= answer.finished_ns <= answer.stamp_ns
+
     def _burst_ends(self) -> tuple[int, ...]:
         env = self.make_environment()
         burst = Watched(env, self.make_lanes(env).submit(Decode(4, 4000, 50)))

@@ -55,3 +55,27 @@ def test_trace_speed(tmp_path: Path) -> None:
     said = _run(BENCHMARKS / "trace_speed.py", trace, "--runs", "1", "--long-blocks", "33000")
     assert said.count("| 1 |") >= 3
     assert "agent trace: 20 requests, 33,000 blocks, 6,000 unique" in said
+
+
+def test_curve_speed(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(
+        '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [0, 1]}\n' * 2
+    )
+    said = _run(BENCHMARKS / "curve_speed.py", trace, "--runs", "1")
+    assert "| curve, all capacities | " in said
+    assert said.count("\n| ") == 4
+    said = _run(BENCHMARKS / "curve_speed.py", "--grow", "320")
+    assert said.count("| exact | ") == 3
+
+
+@pytest.mark.extended
+def test_sweep_speed(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(
+        '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [0, 1]}\n' * 2
+    )
+    said = _run(BENCHMARKS / "sweep_speed.py", trace, "--cells", "8", "--runs", "1")
+    assert "the tables are the same bytes" in said
+    said = _run(BENCHMARKS / "sweep_speed.py", "--grow", "320")
+    assert said.count("\n| ") == 3

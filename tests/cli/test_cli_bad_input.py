@@ -101,6 +101,27 @@ CASES = {
     "an out folder that is a file": ("good.jsonl --out text.txt", ["text.txt", "file"]),
     "an L3 without an L2": ("good.jsonl --l2 0 --l3 10x", ["tiers.l3", "tiers.l2 is 0"]),
     "a speed of nothing": ("good.jsonl --speed 0", ["trace.speed is 0"]),
+    "a rate of next to nothing": (
+        "good.jsonl --rate 1e-300",
+        ["load.rate is 1e-300", "0.000001 and 1,000,000 a second"],
+    ),
+    "a rate of far too much": ("good.jsonl --rate 1e300", ["load.rate is 1e+300"]),
+    "a page size that is no number": (
+        "good.jsonl --page-size abc",
+        ["Invalid value for '--page-size'", "'abc' is not a valid int", "hicache replay --help"],
+    ),
+    "an unknown option": ("good.jsonl --nosuch", ["No such option", "--nosuch"]),
+    "an option with a slip": ("good.jsonl --page-sise 16", ["--page-sise", "--page-size"]),
+    "an option without its value": ("good.jsonl --out", ["--out", "requires an argument"]),
+    "an argument too many": ("good.jsonl more.jsonl", ["unexpected extra argument", "more.jsonl"]),
+    "an L1 smaller than a page": (
+        "good.jsonl --l1 10tokens",
+        ["tiers.l1 is 10tokens", "less than one page", "L1 cannot be switched off"],
+    ),
+    "an L2 smaller than a page": (
+        "good.jsonl --l2 10tokens",
+        ["tiers.l2 is 10tokens", "less than one page", "0 to switch the tier off"],
+    ),
     "a negative seed": ("good.jsonl --seed -1", ["seed is -1"]),
     "a record that is not there": ("--record foreign", ["foreign", "no result folder"]),
     "no trace at all": ("--l3 10x", ["no trace was given"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas
 import pytest
 from cli_helpers import SMALL_TIERS, files_under, hicache
 
@@ -88,17 +89,31 @@ def test_a_tampered_record_is_refused_at_the_operation(
     assert files_under(tmp_path) == before
 
 
-def test_a_record_that_was_cut_off_says_so(tmp_path: Path, recorded: Path) -> None:
+@pytest.mark.parametrize("summary", ["kept", "never written"])
+def test_a_record_that_was_cut_off_is_replayed_to_its_end(
+    tmp_path: Path, recorded: Path, summary: str
+) -> None:
     copied = tmp_path / "cut"
     copied.mkdir()
     for name, content in files_under(recorded).items():
         (copied / name).write_bytes(content)
+    if summary == "never written":  # as a run that was killed leaves it
+        (copied / "summary.json").unlink()
+        (copied / "requests.parquet").unlink()
     lines = (recorded / "completions.jsonl").read_text().splitlines()
-    (copied / "completions.jsonl").write_text("\n".join(lines[:100]) + "\n")
+    cut = "\n".join(lines[: len(lines) // 2])
+    (copied / "completions.jsonl").write_text(cut[:-9])
     done = hicache("replay", "--record", copied, "--out", "again", cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 1, done.stderr
     assert "cut off" in done.stderr
-    assert not (tmp_path / "again").exists()
+    assert "INTERRUPTED" in done.stdout
+    told = json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert told["interrupted"] is True
+    assert any(each.startswith("cut_off: ") for each in told["warnings"])
+    whole = pandas.read_parquet(recorded / "requests.parquet").set_index("request")
+    rows = pandas.read_parquet(tmp_path / "again" / "requests.parquet").set_index("request")
+    assert 0 < len(rows) < len(whole)
+    pandas.testing.assert_frame_equal(rows, whole.loc[rows.index], check_dtype=False)
 
 
 def test_a_record_belongs_to_its_scenario(tmp_path: Path, recorded: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, FunctionType
+from typing import Any
 
 import pandas
 import pytest
@@ -22,10 +23,13 @@ from cli_helpers import (
     files_under,
     processes_of_session,
 )
+from cli_helpers import line as row_of
 
+from cli.main import run
 from hicache.metrics import DirectionStats, Metrics
 from hicache.scheduler import Scheduler
 from scenario.load import load_scenario
+from sim.__main__ import main as sim_main
 from sim.replay import Outcome, Run, prepare
 
 # A replay of the shipped trace takes seconds; so many of them leave time for Ctrl-C.
@@ -125,6 +129,56 @@ def test_ctrl_c_before_anything_is_done_leaves_nothing(tmp_path: Path, long_trac
     left = sorted(files_under(tmp_path))
     # On a quick machine the replay may have begun by then.
     assert left in ([], ["out", *(f"out/{name}" for name in RESULT_FILES)])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="reads a named pipe")
+@pytest.mark.parametrize("rows", [0, 1])
+def test_ctrl_c_before_the_first_request_is_one_line(tmp_path: Path, rows: int) -> None:
+    """In a pipe that has stalled, where nothing, or not one request, is done."""
+    os.mkfifo(tmp_path / "pipe")
+    with started(tmp_path, "replay", "pipe", "--out", "out") as process:
+        with open(tmp_path / "pipe", "w") as pipe:  # waits until the command has it open, too
+            pipe.write(rows * f"{row_of([0, 1], 1000)}\n")
+            pipe.flush()
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            said, complained = process.communicate(timeout=60)
+        assert process.returncode == 130, complained
+        assert processes_of_session(process.pid) == []
+    assert (said, complained) == ("", "interrupted: no result was written\n")
+    assert sorted(files_under(tmp_path)) == ["pipe"]
+
+
+def test_a_second_ctrl_c_gives_the_run_up(
+    tmp_path: Path,
+    small_trace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first would end it between two events; the second comes before that."""
+    finish = Metrics.finish_row
+
+    def interrupted(self: Metrics, *arguments: Any) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        finish(self, *arguments)
+
+    monkeypatch.setattr(Metrics, "finish_row", interrupted)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hicache", "replay", str(small_trace), "--out", "out"])
+    assert run() == 130
+    assert capsys.readouterr() == ("", "interrupted: no result was written\n")
+    assert files_under(tmp_path) == {}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert sim_main(["replay", str(_scenario_of(tmp_path, small_trace)), "--out", "out"]) == 130
+    assert capsys.readouterr() == ("", "interrupted: no result was written\n")
+    assert sorted(files_under(tmp_path)) == ["s.toml"]
+
+
+def _scenario_of(folder: Path, trace: Path) -> Path:
+    path = folder / "s.toml"
+    path.write_text(f'[trace]\npath = "{trace}"\n')
+    return path
 
 
 def _lines_of(function: FunctionType) -> list[int]:

@@ -170,7 +170,8 @@ def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path) -> None:
         if process.poll() is None:
             process.kill()
             process.communicate()
-    assert (process.returncode, out, err) == (130, b"", b"")
+    said = b"interrupted: no result was written\n"
+    assert (process.returncode, out, err) == (130, b"", said)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,7 +22,7 @@ from hicache import compiled
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("cli", "hicache", "report", "scenario", "sim", "traces")
+PACKAGES = ("cli", "hicache", "hw", "report", "scenario", "sim", "traces")
 TRACE = REPOSITORY / "data" / "agents.jsonl"
 REQUESTS = 250
 TIERS = ("--l1", "8GiB", "--l2", "2x", "--l3", "10x")

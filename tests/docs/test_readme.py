@@ -50,7 +50,8 @@ def _commands() -> list[str]:
 REPLAYS = [
     each
     for each in _commands()
-    if each.startswith(("hicache replay ", "hicache trace ")) and "--help" not in each
+    if each.startswith(("hicache replay ", "hicache trace ", "hicache compare ", "hicache report "))
+    and "--help" not in each
 ]
 
 
@@ -131,7 +132,10 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def test_what_it_names_is_there(folder: Path) -> None:
     assert (
-        _run("hicache replay mine.jsonl -q --save-record --timeline --out all", folder).returncode
+        _run(
+            "hicache replay mine.jsonl -q --save-record --timeline --interval --draws 2 --out all",
+            folder,
+        ).returncode
         == 0
     )
     made = {path.name for path in (folder / "all").iterdir()}
@@ -142,7 +146,9 @@ def test_what_it_names_is_there(folder: Path) -> None:
     row = next(line for line in table.splitlines() if line.startswith("| `summary.json`"))
     for name in re.findall(r"`(\w+)`", row):
         assert name in summary
-    help_text = _run("hicache replay --help", folder).stdout
+    help_text = "".join(
+        _run(f"hicache {name} --help", folder).stdout for name in ("replay", "compare")
+    )
     ours = re.sub(r"`jupytext [^`]*`", "", TEXT)
     for flag in set(re.findall(r"(--[a-z][a-z0-9-]+)", ours)):
         assert flag in help_text, flag
