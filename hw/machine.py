@@ -11,9 +11,11 @@ place. A machine refuses to know what an operation is, and never calls into the 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Literal, NamedTuple, Protocol
 
 from hicache.kernel import Pending
@@ -85,6 +87,11 @@ class ThreadMachine:
         self._polls = waiting == "poll"
         # Its `put` is atomic and reentrant: a signal handler may interrupt another one.
         self._inbox: SimpleQueue[Entry] = SimpleQueue()
+        # Open once something came in. The inbox is never waited for with its own time limit: its
+        # first try may take a lock that an earlier `put` left open, and if the limit has passed by
+        # then, what is left of it is negative, which it takes for "without limit" (Python 3.11).
+        self._bell = threading.Lock()
+        self._bell.acquire()
         self._origin_ns: int | None = None
         self._guards: list[Callable[[], None]] = []
         self._next_check_ns = self._check_every_ns
@@ -108,6 +115,8 @@ class ThreadMachine:
     def tell(self, entry: Entry) -> None:
         """See `Machine`."""
         self._inbox.put(entry)
+        with suppress(RuntimeError):  # it is open already
+            self._bell.release()
 
     def wait(self, until_ns: int | None) -> Sequence[Entry] | None:
         """See `Machine`."""
@@ -128,10 +137,7 @@ class ThreadMachine:
             left_ns = self._next_check_ns - now
             if until_ns is not None and until_ns - now < left_ns:
                 left_ns = until_ns - now
-            try:
-                return self._all_of(inbox.get(timeout=left_ns / 1e9))
-            except Empty:
-                pass
+            self._bell.acquire(timeout=left_ns / 1e9)
 
     def _all_of(self, first: Entry) -> Sequence[Entry]:
         entries = [first]

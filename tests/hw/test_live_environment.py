@@ -283,6 +283,23 @@ def test_a_machine_returns_everything_that_came_in_and_none_when_the_time_is_up(
     assert machine.now_ns() >= before + 5_000_000
 
 
+def test_a_wait_of_nanoseconds_ends_though_something_was_taken_without_waiting():
+    """As SimpleQueue.get(timeout=43e-9) does not: after such a `get` it waits for ever."""
+    ended = threading.Event()
+
+    def waits() -> None:
+        machine = ThreadMachine()
+        for _ in range(300):
+            machine.tell(Input(lambda: None))
+            assert machine.wait(None)  # it is there already
+            for ahead_ns in (1, 43, 300, 2000):
+                assert machine.wait(machine.now_ns() + ahead_ns) is None
+        ended.set()
+
+    threading.Thread(target=waits, daemon=True).start()
+    assert ended.wait(20)
+
+
 def test_guards_are_called_while_it_waits_and_what_they_raise_comes_out():
     machine = ThreadMachine(check_every_s=0.01)
     calls: list[int] = []
