@@ -307,6 +307,13 @@ class EngineOptions:
         return (self.device_pages, self.host_pages, storage_pages)
 
     @property
+    def capped_page_tokens(self) -> int:
+        """Tokens of a page where a prompt's last token is never hit (`cache.hit_cap`); 0 where all
+        of a prompt may be.
+        """
+        return self.page_size_tokens if self.cache.hit_cap == "last_token_computed" else 0
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one page of KV cache."""
         return self.page_size_tokens * self.bytes_per_token

@@ -88,6 +88,15 @@ def without_last_page(runs: KeyRuns) -> KeyRuns:
     return [*runs[:-1], (start, count - 1)] if count > 1 else runs[:-1]
 
 
+def hittable(request: Request, capped_page_tokens: int) -> KeyRuns:
+    """The key runs of the pages of a prompt that may hit: not a last page that its last token
+    fills, which every server computes. `capped_page_tokens`: `EngineOptions.capped_page_tokens`.
+    """
+    if capped_page_tokens and request.prompt_pages * capped_page_tokens >= request.prompt_tokens:
+        return without_last_page(request.prompt_runs)
+    return request.prompt_runs
+
+
 def answer_runs(request: Request, pages: int, private_key: int) -> KeyRuns:
     """Keys of the `pages` pages behind the prompt's full ones: those that the trace names, then
     private ones, from `private_key` on.

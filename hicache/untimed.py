@@ -19,7 +19,7 @@ from hicache.metrics import Metrics
 from hicache.node import DEVICE, HOST, STORAGE, Node
 from hicache.operations import Direction, PageRuns
 from hicache.options import EngineOptions
-from hicache.requests import Request, answer_runs, without_last_page
+from hicache.requests import Request, answer_runs, hittable
 from hicache.store_contents import StoreContents
 from hicache.tree import HiRadixTree
 from hicache.write_back import Departure
@@ -41,7 +41,7 @@ class UntimedServer:
         self._metrics = metrics
         self._page = options.page_size_tokens
         self._page_bytes = options.page_bytes
-        self._caps_hits = options.cache.hit_cap == "last_token_computed"
+        self._capped_page = options.capped_page_tokens
         self._caches_outputs = options.cache.outputs == "cached"
         self._restores = options.restore.policy != "never"
         by_size = options.restore.policy == "threshold"
@@ -67,9 +67,7 @@ class UntimedServer:
         tree, page = self._tree, self._page
         if tree.evicts_ahead:
             self._evict_ahead()
-        runs, prompt = request.prompt_runs, request.prompt_tokens
-        if self._caps_hits and request.prompt_pages * page >= prompt:
-            runs = without_last_page(runs)
+        runs, prompt = hittable(request, self._capped_page), request.prompt_tokens
         match = tree.match(runs)
         fetched = 0
         if self._store is not None:

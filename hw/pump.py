@@ -22,14 +22,13 @@ done before them (`later`) is done at the turn's end:
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop
 from time import thread_time_ns
-from typing import Any, cast, final
+from typing import Any, final
 
 from simpy.core import EmptySchedule
 
 from hicache.errors import DeviceError, TransferError
-from hicache.kernel import Entry, Pending, post, stamp
+from hicache.kernel import Pending, drain, post, stamp
 from hicache.operations import Completion, Decode
 from hicache.record import deliver
 from hw.device import Timing
@@ -105,22 +104,7 @@ class Pump:
         # Nothing can enter the present instant, so that its events need not ask.
         if not queue or queue[0][0] > env._now:
             self._take_in()
-        entry: tuple[Any, Any, Any, Any] = heappop(queue)
-        env._now, _, _, event = entry
-        if isinstance(event, Entry):
-            known = event.callbacks
-            event.callbacks = None
-            assert known is not None, "an entry stood on the queue twice"
-            for callback in known:
-                callback(event)
-            if event._ok:
-                return
-        else:  # one of SimPy's own
-            callbacks, event.callbacks = event.callbacks, None
-            for callback in callbacks:
-                callback(event)
-        if not event._ok and not hasattr(event, "_defused"):
-            raise cast(Any, event)._value
+        drain(env, 1)
 
     def _take_in(self) -> None:
         machine, queue = self._machine, self._queue

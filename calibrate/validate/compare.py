@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from calibrate.validate.runs import Played, by_request
 from report.rows import spread_ms
+from scenario.measurement import quantile
 
 SOURCES = ("device", "host", "storage", "computed")
 SPREADS = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -201,14 +202,7 @@ def _spread(values: Sequence[float]) -> Mapping[str, Any]:
     if not values:
         return spread_ms([])
     ordered = sorted(values)
-
-    def at(percent: int) -> float:
-        place = (len(ordered) - 1) * percent / 100
-        below = int(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
     return {
-        **{f"p{percent}": at(percent) for percent in (50, 90, 99)},
+        **{f"p{percent}": quantile(ordered, percent / 100) for percent in (50, 90, 99)},
         "mean": sum(ordered) / len(ordered),
     }

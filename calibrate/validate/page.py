@@ -5,8 +5,6 @@ The same validation gives the same bytes. Imports matplotlib; refuses to compute
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -15,20 +13,14 @@ from calibrate.validate.compare import sorted_ttft_ms
 from calibrate.validate.table import headline, notes, sections
 from calibrate.validate.timing import KINDS
 from calibrate.validate.validation import Validation
+from report.plots.style import new_figure, styled, svg_element
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_DIFFERENCES = 200
-# Okabe and Ito, as every plot of this project (docs/print.mplstyle, which is not installed).
+# Okabe and Ito, as every plot of this project.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-_STYLE = {
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
-    "axes.titlesize": "medium", "axes.titlelocation": "left", "axes.labelsize": "small",
-    "grid.color": "#DDDDDD", "grid.linewidth": 0.6, "legend.frameon": False,
-    "legend.fontsize": "small", "xtick.labelsize": "small", "ytick.labelsize": "small",
-    "font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "hicache",
-}  # fmt: skip
 _CSS = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 64em; padding: 0 1em; }
 table { border-collapse: collapse; margin: 0.4em 0 1.6em; }
@@ -42,16 +34,17 @@ svg { max-width: 100%; height: auto; }
 """
 
 
-def page(found: Validation, more: Sequence[Figure] = ()) -> str:
-    """The page. `more`: further figures, at its end."""
+def page(found: Validation) -> str:
+    """The page."""
     body = [f"<h1>{escape(found.name)}</h1>", f"<p>{escape(headline(found))}</p>"]
     for title, header, rows in sections(found):
         if rows:
             body += [f"<h2>{escape(title or 'figures')}</h2>", _table(header, rows)]
-    with _styled():
-        drawn = [draw(found) for draw in _PLOTS]
+    with styled():
+        drawn = [(draw(found), (draw.__doc__ or "").split(":")[0].strip()) for draw in _PLOTS]
     body.append("<h2>plots</h2>")
-    body += [f"<figure>{svg(each)}</figure>" for each in (*drawn, *more)]
+    for place, (figure, title) in enumerate(drawn):
+        body.append(f"<figure>{svg_element(figure, f'f{place}', title)}</figure>")
     body += ["<h2>tokens from other sources</h2>", *_differences(found)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -59,14 +52,6 @@ def page(found: Validation, more: Sequence[Figure] = ()) -> str:
         + "\n".join(body)
         + "\n</body></html>\n"
     )
-
-
-def svg(figure: Figure) -> str:
-    """A figure as an SVG element."""
-    with _styled():
-        text = io.StringIO()
-        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
-    return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), count=1, flags=re.DOTALL)
 
 
 def draw_times(found: Validation) -> Figure:
@@ -146,16 +131,7 @@ _PLOTS: tuple[Callable[[Validation], Figure], ...] = (
 
 
 def _figure() -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def _styled() -> Any:
-    import matplotlib
-
-    return matplotlib.rc_context(_STYLE)  # pyright: ignore[reportArgumentType]
+    return new_figure(5.4, 3.6)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

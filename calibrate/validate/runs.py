@@ -131,12 +131,12 @@ def play(
 def follow(engine: Engine, policy: Policy) -> None:
     """Let `engine` ask `policy` from now on: for policies that are no option of the engine's."""
     engine.policy = policy
-    engine.scheduler._policy = policy
+    engine.scheduler.admission.policy = policy
 
 
 def asked_about(engine: Engine) -> Request:
     """The request that the engine is asking its policy about."""
-    run = engine.scheduler._queue.head()
+    run = engine.scheduler.admission.queue.head()
     assert run is not None, "a policy is asked about a request that waits"
     return run.request
 
@@ -172,13 +172,13 @@ def listening(engine: Engine, policy: Policy, hear: Callable[[Asked], object]) -
 
 
 class Endings:
-    """Lanes between an engine's scheduler and its own, which hear when a burst is to end."""
+    """Lanes between an engine's decode steps and its own, which hear when a burst is to end."""
 
     def __init__(self, engine: Engine) -> None:
         self._env = engine.env
-        self._inner = engine.scheduler._lanes
+        self._inner = engine.scheduler.decode.lanes
         self.asked: dict[int, int] = {}
-        engine.scheduler._lanes = self
+        engine.scheduler.decode.lanes = self
 
     def submit(self, operation: Operation) -> Pending[Completion]:
         """See `hicache.ports.Lanes`."""

@@ -26,8 +26,8 @@ from cli_helpers import (
 from cli_helpers import line as row_of
 
 from cli.main import run
+from hicache.endings import Endings
 from hicache.metrics import DirectionStats, Metrics
-from hicache.scheduler import Scheduler
 from scenario.load import load_scenario
 from sim.__main__ import main as sim_main
 from sim.replay import Outcome, Run, prepare
@@ -188,7 +188,7 @@ def _lines_of(function: FunctionType) -> list[int]:
 
 @pytest.mark.parametrize(
     "function",
-    [Metrics.finish_row, DirectionStats.add, Scheduler._write_row],
+    [Metrics.finish_row, DirectionStats.add, Endings._write_row],
     ids=lambda function: function.__qualname__,
 )
 def test_ctrl_c_between_any_two_counts_keeps_the_books_straight(

@@ -78,8 +78,7 @@ def test_every_column_and_key_is_explained(trace: Path, mode: str) -> None:
 
 
 def test_every_reason_is_explained() -> None:
-    policies = (REPOSITORY / "hicache" / "restore_policy.py").read_text()
-    scheduler = (REPOSITORY / "hicache" / "scheduler.py").read_text()
-    given = re.findall(r'Choice\(.*, "(\w+)"\)', policies)
-    given += re.findall(r'\.reason = "(\w+)"', scheduler)
+    engine = "".join(each.read_text() for each in sorted((REPOSITORY / "hicache").glob("*.py")))
+    given = re.findall(r'Choice\(.*, "(\w+)"\)', engine)
+    given += re.findall(r'run\.reason = "(\w+)"', engine)
     assert sorted(_names(REASONS)) == sorted(given)
