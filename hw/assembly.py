@@ -24,7 +24,7 @@ from hw.loads import LoadBook
 from hw.pools import DevicePool, HostPool, KvLayout
 from hw.storage.file_store import FileStore
 from hw.tokens import TokenBook
-from hw.transfers.auto import make_backend
+from hw.transfers.auto import Auto, Traffic, make_backend
 from hw.transfers.device import TransferDevice
 from hw.transfers.driver import Driver
 from scenario.geometry import ModelGeometry
@@ -100,12 +100,17 @@ class Assembly:
                 layout, options.host_pages, driver, align_bytes=BLOCK_BYTES, limit_bytes=limit
             )
             self._closers.append(host.close)
-            backend = make_backend(hw.transfers, pool, host, driver)
-            self._closers.append(backend.close)
             if options.restore.layerwise:
                 self.loads = LoadBook(layout.layers)
-            self.queues["h2d"] = [TransferDevice(backend, "h2d", self.loads)]
-            self.queues["d2h"] = [TransferDevice(backend, "d2h")]
+            # One for each direction: a back-end does one operation at a time, the link two.
+            traffic = Traffic()
+            down = make_backend(hw.transfers, pool, host, driver, traffic=traffic)
+            self._closers.append(down.close)
+            table = down.table if isinstance(down, Auto) else None
+            up = make_backend(hw.transfers, pool, host, driver, traffic=traffic, table=table)
+            self._closers.append(up.close)
+            self.queues["h2d"] = [TransferDevice(down, "h2d", self.loads)]
+            self.queues["d2h"] = [TransferDevice(up, "d2h")]
             if options.storage_pages:
                 store = FileStore(
                     Path(hw.l3_path) if hw.l3_path else None,
