@@ -106,7 +106,7 @@ def build_gpu(ground: Ground) -> GpuProfile:
         else f"whole steps of {ground.geometry.name} through the model of a run"
     )
     fit = fit_gpu(
-        sampled_model(ground.geometry, "the model whose steps were timed"),
+        SampledModel.of(ground.geometry, "measured", "the model whose steps were timed"),
         samples(f"{source}.prefill"), samples(f"{source}.decode"), samples(f"{source}.joint"),
         ground.graphs, how,
     )  # fmt: skip
@@ -157,22 +157,6 @@ def build_interference(ground: Ground) -> Interference | None:
     return Interference(**values)
 
 
-def sampled_model(geometry: ModelGeometry, how: str) -> SampledModel:
-    """The model that was timed, as a profile names it."""
-    return SampledModel(
-        provenance="measured",
-        how=how,
-        name=geometry.name,
-        layers=geometry.layers,
-        parameter_count=geometry.parameter_count,
-        active_parameter_count=geometry.active_parameter_count,
-        weight_bytes=geometry.weight_bytes,
-        kv_bytes_per_token=geometry.kv_bytes_per_token,
-        dense_flops_per_token=geometry.dense_flops_per_token,
-        attention_flops_per_pair=geometry.attention_flops_per_pair,
-    )
-
-
-def holds(fits: Sequence[Fit]) -> list[Fit]:
+def misfits(fits: Sequence[Fit]) -> list[Fit]:
     """Those that do not fit."""
     return [each for each in fits if each.verdict.startswith("does not")]

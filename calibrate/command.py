@@ -17,7 +17,7 @@ import time
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 
-from calibrate.build import Built, Told, build_profile, holds
+from calibrate.build import Built, Told, build_profile, misfits
 from calibrate.gpu_fit import Graphs
 from calibrate.journal import Journal
 from calibrate.kit import PROBES, Kit, Options, make_kit
@@ -182,7 +182,7 @@ def _say(built: Built, options: Options, measured: Measured) -> None:
         print(f"{fit.key}: {error}; {fit.verdict}")
     for key in built.borrowed:
         print(f"not measured: {key}, from {options.base} (an estimate)")
-    bad = holds(measurement.fits)
+    bad = misfits(measurement.fits)
     if bad:
         print(
             f"warning: {len(bad)} of {len(measurement.fits)} fits miss their limit", file=sys.stderr

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from scenario.measurement import Fit, Sample
+from scenario.measurement import Fit, Sample, quantile
 from sim.curves import Line, monotone
 
 BETWEEN = 4  # pieces into which a bent curve is cut between two samples
@@ -103,14 +103,6 @@ def report(key: str, series: Sequence[str], kind: str, errors: Errors | None, li
         limit_permille=round(1000 * limit),
         verdict=verdict,
     )
-
-
-def quantile(ordered: Sequence[float], part: float) -> float:
-    """Of ascending values, at least one: linear between them."""
-    place = part * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def slope_through(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:

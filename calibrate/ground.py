@@ -6,6 +6,7 @@ neighbours to say.
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ NS = 1e9
 WAYS = ("h2d", "d2h")
 # Median errors at held-out points from which on a curve does not fit.
 LIMITS = {"transfers": 0.03, "steps": 0.03, "disk": 0.10}
+# Before the words of a value that was taken from a base: of which machine it is.
+BORROWED = re.compile(r"^not measured here, from (\S+): (?:not measured here, from \S+: )*")
 Value = TypeVar("Value", bound=Sourced)
 Part = TypeVar("Part", bound=msgspec.Struct)
 
@@ -90,10 +93,9 @@ class Ground:
 
 
 def _borrowed(value: Value, base: str) -> Value:
-    """A value of the base as an estimate for this machine."""
-    return msgspec.structs.replace(
-        value, provenance="estimate", how=f"not measured here, from {base}: {value.how}"
-    )
+    """A value of the base as an estimate for this machine, whomever the base has it from."""
+    how = f"not measured here, from {base}: {BORROWED.sub('', value.how)}"
+    return msgspec.structs.replace(value, provenance="estimate", how=how)
 
 
 def _all_borrowed(part: Part, base: str) -> Part:

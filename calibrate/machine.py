@@ -42,7 +42,7 @@ def look(device: str) -> Machine:
     facts = {
         "cpu": _cpu(),
         "cores": str(os.cpu_count() or 1),
-        "memory": f"{_memory_bytes() / (1 << 30):.0f} GiB",
+        "memory": f"{host_memory_bytes() / (1 << 30):.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
@@ -64,11 +64,6 @@ def link_bytes_per_s(generation: int, width: int) -> float:
     """
     rate, part = _LANES.get(generation, (0.0, 0.0))
     return rate * part * width / 8
-
-
-def host_memory_bytes() -> int:
-    """Of this machine, or of the control group that it runs in."""
-    return _memory_bytes()
 
 
 def _gpu() -> tuple[dict[str, str], Ceilings]:
@@ -137,7 +132,8 @@ def _cpu() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def _memory_bytes() -> int:
+def host_memory_bytes() -> int:
+    """Of the machine, as the system shows it; a control group that runs here may have less."""
     found = re.search(r"^MemTotal:\s*(\d+) kB", _read("/proc/meminfo"), re.M)
     return int(found[1]) * 1024 if found else 0
 

@@ -57,7 +57,7 @@ class Server:
         """Stream `tokens` tokens after `prompt`. Raises InputError for a server that does not."""
         body = {
             "model": self.model,
-            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "prompt": list(prompt),
             "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
@@ -98,7 +98,7 @@ class Server:
         except (OSError, http.client.HTTPException) as error:
             raise InputError(f"{self.url}: {error}") from None
         except (ValueError, LookupError, TypeError):
-            raise InputError(f"{self.url}{self._base}/models: no list of models") from None
+            raise InputError(f"{self.url}: no list of models at {self._base}/models") from None
         finally:
             connection.close()
 

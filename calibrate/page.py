@@ -5,15 +5,13 @@ It needs no network: figures are in it, as SVG. Two pages of the same profile ar
 
 from __future__ import annotations
 
-import io
-import re
 from html import escape
 
 from calibrate.plots import plots
-from calibrate.profile_text import value_text
+from calibrate.profile_text import notes, percent_text, value_text
+from report.plots.style import svg_element
 from scenario.profile import Profile, sourced
 
-_METADATA = ("Date", "Creator", "Format", "Type")
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
        color: #222; }
@@ -43,6 +41,10 @@ def page(profile: Profile) -> str:
         parts.append(_table(("", ""), facts))
         parts.append("<h2>How well the curves hold</h2>")
         parts.append(_fits(profile))
+        said = notes(measurement)
+        if said:
+            items = "".join(f"<li>{escape(f'{where}: {note}')}</li>" for note, where in said)
+            parts.append(f"<h2>Of the samples</h2><ul>{items}</ul>")
         if measurement.missing:
             missing = "".join(f"<li>{escape(each)}</li>" for each in measurement.missing)
             parts.append(f"<h2>Not measured</h2><ul>{missing}</ul>")
@@ -50,7 +52,7 @@ def page(profile: Profile) -> str:
     parts.append("<div class='plots'>")
     for plot in plots(profile):
         parts.append(
-            f"<figure>{_svg(plot.figure, plot.name)}"
+            f"<figure>{svg_element(plot.figure, plot.name, plot.title)}"
             f"<figcaption>{escape(plot.title)}</figcaption></figure>"
         )
     parts.append("</div><h2>Every value</h2>")
@@ -69,14 +71,10 @@ def _fits(profile: Profile) -> str:
             "<th>p95</th><th>verdict</th></tr>"]  # fmt: skip
     for fit in profile.measurement.fits:
         bad = " class='bad'" if fit.verdict.startswith("does not") else ""
-        cells = (fit.key, fit.kind, str(fit.held_out), _percent(fit.median_error_permille),
-                 _percent(fit.p95_error_permille), fit.verdict)  # fmt: skip
+        cells = (fit.key, fit.kind, str(fit.held_out), percent_text(fit.median_error_permille),
+                 percent_text(fit.p95_error_permille), fit.verdict)  # fmt: skip
         rows.append(f"<tr{bad}>" + "".join(f"<td>{escape(each)}</td>" for each in cells) + "</tr>")
     return "\n".join([*rows, "</table>"])
-
-
-def _percent(permille: int | None) -> str:
-    return "-" if permille is None else f"{permille / 10:.1f} %"
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -85,13 +83,3 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     for row in rows:
         lines.append("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>")
     return "\n".join([*lines, "</table>"])
-
-
-def _svg(figure, name: str) -> str:
-    """The figure as SVG for a page: no date in it, and identifiers of its own."""
-    import matplotlib
-
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(_METADATA))
-    return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), flags=re.DOTALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from scenario.measurement import Measurement
@@ -10,6 +11,8 @@ from scenario.sizes import bytes_text
 
 # From which relative difference on two values are told apart.
 SAME = 0.005
+# What `calibrate.sampling` says of how narrow a median's interval became.
+_OF_THE_INTERVAL = re.compile(r"\d+ samples in the time there was|interval of ")
 
 
 def show_lines(profile: Profile) -> Iterator[str]:
@@ -31,6 +34,8 @@ def show_lines(profile: Profile) -> Iterator[str]:
     if measurement is not None:
         yield ""
         yield from fit_lines(measurement)
+        for note, where in notes(measurement):
+            yield f"{where}: {note}"
         for missing in measurement.missing:
             yield f"not measured: {missing}"
 
@@ -44,8 +49,8 @@ def fit_lines(measurement: Measurement) -> Iterator[str]:
                 fit.key,
                 fit.kind,
                 str(fit.held_out),
-                _permille(fit.median_error_permille),
-                _permille(fit.p95_error_permille),
+                percent_text(fit.median_error_permille),
+                percent_text(fit.p95_error_permille),
                 fit.verdict,
             )
         )
@@ -53,6 +58,24 @@ def fit_lines(measurement: Measurement) -> Iterator[str]:
     points = sum(len(series.samples) for series in measurement.series)
     samples = sum(len(each.ns) for series in measurement.series for each in series.samples)
     yield f"{len(measurement.series)} series, {points} points, {samples} samples"
+
+
+def notes(measurement: Measurement) -> list[tuple[str, str]]:
+    """What is to be said of samples, and of which: rejected ones, ones of another day.
+
+    How wide an interval is does not count: every fit's spread has it in it.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    for series in measurement.series:
+        for sample in series.samples:
+            for note in filter(None, sample.note.split("; ")):
+                if not _OF_THE_INTERVAL.match(note):
+                    at = "x".join(map(str, sample.at))
+                    found.setdefault(note, {}).setdefault(series.key, []).append(at)
+    return [
+        (note, ", ".join(" ".join(filter(None, (key, *at))) for key, at in of.items()))
+        for note, of in found.items()
+    ]
 
 
 def diff_lines(one: Profile, other: Profile) -> Iterator[str]:
@@ -139,8 +162,10 @@ def _number(key: str, value: int) -> str:
         return f"{bytes_text(value)}/s"
     if key.endswith("_bytes"):
         return bytes_text(value)
-    if key.endswith(("_ns", "_overhead", "gather_scatter")) or key.startswith(("gpu.", "pcie.")):
-        return _time(value) if not key.endswith("steps_ahead") else str(value)
+    counted = key.endswith(("steps_ahead", "at_once"))
+    timed = key.endswith(("_ns", "_overhead", "gather_scatter"))
+    if timed or (key.startswith(("gpu.", "pcie.")) and not counted):
+        return _time(value)
     return f"{value:,}"
 
 
@@ -156,7 +181,8 @@ def _spread(value: Sourced) -> str:
     return f"{spread / 10:.1f} %" if spread else "-"
 
 
-def _permille(value: int | None) -> str:
+def percent_text(value: int | None) -> str:
+    """Thousandths as percent; "-" where nothing is known."""
     return "-" if value is None else f"{value / 10:.1f} %"
 
 

@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
-from typing import Any
 
 from calibrate.points import Point
+from traces.progress import TerminalBar
 
 
-class SessionProgress:
+class SessionProgress(TerminalBar):
     """See `calibrate.session.Progress`. A context manager, so that the bar goes away."""
 
     def __init__(self) -> None:
-        self._bar: Any = None
-        self._task: Any = None
+        super().__init__()
         self._total = 0
         self._finished = 0
-
-    def __enter__(self) -> SessionProgress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
     def begin(self, points: int) -> None:
         """So many points in all."""
         self._total = points
-        if sys.stderr is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        if self._wanted:
+            from rich.progress import MofNCompleteColumn, TextColumn
 
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[left]}"),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task("calibrating", total=points, left="")
-            self._bar.start()
+            columns = (MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+            self._show("calibrating", columns, total=points, left="")
 
     def probe(self, name: str, points: int) -> None:
         """The next probe."""

@@ -7,22 +7,20 @@ was put together without samples.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 
-from calibrate.build import Built, Told, build_profile, sampled_model
+from calibrate.build import Built, Told, build_profile
 from calibrate.gpu_fit import Graphs
+from calibrate.ground import BORROWED
 from calibrate.session import Measured
 from hicache.errors import InputError
 from scenario.geometry import ModelGeometry, load_geometry
 from scenario.measurement import Measurement
-from scenario.profile import Profile, Sourced
+from scenario.profile import Profile, SampledModel, Sourced
 
-# What `calibrate.ground` puts before the words of a value that it takes from a base.
-_BORROWED = re.compile(r"not measured here, from (\S+): ")
 # Of the decode steps of profiles that do not name them.
 _USUAL_DECODERS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _TOLD_OF_DISKS = ("first_write_permille",)
@@ -84,7 +82,7 @@ def _with_the_untold(made: Profile, profile: Profile) -> Profile:
 def _geometry(profile: Profile, place: str, model: str) -> ModelGeometry:
     """The model of the steps. The GPU's part may be borrowed; then it is not asked for."""
     geometry = load_geometry(model or profile.gpu.model.name)
-    ours = sampled_model(geometry, profile.gpu.model.how)
+    ours = SampledModel.of(geometry, "measured", profile.gpu.model.how)
     for key in ours.__struct_fields__:
         theirs = getattr(profile.gpu.model, key)
         if key not in ("name", "provenance", "how") and getattr(ours, key) != theirs:
@@ -121,7 +119,7 @@ def _unborrowed(part: Part, names: list[str]) -> Part:
     for name in part.__struct_fields__:
         value = getattr(part, name)
         if isinstance(value, Sourced):
-            found = _BORROWED.match(value.how)
+            found = BORROWED.match(value.how)
             if found is not None:
                 names.append(found[1])
                 changes[name] = msgspec.structs.replace(value, how=value.how[found.end() :])

@@ -36,7 +36,8 @@ def calibrate(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="steps, engine, transfers, interference, disk, host, peers; repeatable. [all]"
+            help="steps, engine, transfers, interference, disk, host, peers or server; "
+            "repeatable. [all]"
         ),
     ] = None,
     base: Annotated[

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import cast
 import msgspec
 
 from cli.curve_table import curve_text
+from cli.targets import check_apart, check_picture, check_target
 from hicache.errors import InputError
 from scenario.names import nearest
 from scenario.sizes import parse_size
@@ -31,7 +30,6 @@ from traces.reader import OnError, open_trace
 
 INTERRUPTED = 130
 CURVE_WORD = "curve"
-_HEAD_BYTES = 4096
 _LARGEST_PAGES = 1 << 60
 
 
@@ -164,35 +162,8 @@ def _capacities(option: str, text: str, page_bytes: int | None, page: int) -> It
 
 def _check_targets(given: CurveArguments) -> None:
     """`InputError` if --out or --plot must not be written: before anything is read."""
-    if given.plot is not None and not given.plot.endswith((".png", ".svg")):
-        raise InputError(f"--plot is {given.plot}: its name must end in .png or .svg")
-    if given.out is not None and given.out == given.plot:
-        raise InputError(f"--out and --plot are both {given.out}: they are two files")
+    check_picture("--plot", given.plot)
+    check_apart({"--out": given.out, "--plot": given.plot})
     for path in (given.out, given.plot):
-        if path not in (None, "-"):
-            _check_target(cast(str, path), given)
-
-
-def _check_target(path: str, given: CurveArguments) -> None:
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        folder = os.path.dirname(path) or "."
-        if not os.path.isdir(folder):
-            raise InputError(f"{path}: cannot be written: there is no folder {folder}") from None
-        return
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be written: {reason}") from None
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{path}: is no file that could be replaced; - is standard output")
-    if given.trace != "-" and os.path.exists(given.trace) and os.path.samefile(path, given.trace):
-        raise InputError(f"{path}: is the trace itself, which is never overwritten")
-    if given.force:
-        return
-    with open(path, "rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if head and b"hicache curve" not in head:
-        raise InputError(
-            f"{path}: is there already and was not made by hicache curve; --force replaces it"
-        )
+        if path is not None and path != "-":
+            check_target(path, "curve", replaces=given.force, trace=given.trace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ import msgspec
 
 from cli.cells_bar import CellsBar
 from cli.plan_table import print_plan
+from cli.targets import check_apart, check_picture, check_target
 from hicache.errors import InputError
 from scenario.load import parse_assignments
 from scenario.profile import Profile
 from scenario.records import dump_toml
 from sim.plan import Plan, Wishes, prepare_plan
-from sim.plan_document import SCHEMA, document_of
+from sim.plan_document import document_of
 from sim.plan_search import Runner, search
 from sim.plan_sizes import GIB, Limits, size_of
 from sim.sweep_cell import Done, Job
@@ -27,7 +27,6 @@ from traces.outfile import write_lines
 
 INTERRUPTED = 130
 GOAL_NOT_MET = 1
-_HEAD_BYTES = 200
 _SCENARIO_HEAD = "# made by hicache plan\n"
 
 
@@ -106,33 +105,13 @@ def _check(given: PlanArguments) -> str:
         )
     if given.jobs is not None and given.jobs < 1:
         raise InputError(f"--jobs is {given.jobs}: it must be at least 1")
-    if given.plot is not None and not given.plot.endswith((".png", ".svg")):
-        raise InputError(f"--plot is {given.plot}: its name must end in .png or .svg")
-    for path, mark in (
-        (given.out, SCHEMA), (given.plot, None), (given.save_scenario, _SCENARIO_HEAD)
-    ):  # fmt: skip
+    check_picture("--plot", given.plot)
+    files = {"--out": given.out, "--plot": given.plot, "--save-scenario": given.save_scenario}
+    check_apart(files)
+    for path in files.values():
         if path is not None:
-            _check_target(path, mark, given)
+            check_target(path, "plan", replaces=given.force, trace=given.trace)
     return "GiB" if given.price_l2 is None else "money"
-
-
-def _check_target(path: str, mark: str | None, given: PlanArguments) -> None:
-    if os.path.isdir(path):
-        raise InputError(f"{path}: is a folder, not a file that could be replaced")
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise InputError(f"{path}: cannot be written: there is no folder {folder} to write to")
-    if not os.path.exists(path):
-        return
-    if given.trace and os.path.exists(given.trace) and os.path.samefile(path, given.trace):
-        raise InputError(f"{path}: is the trace itself, which is never overwritten")
-    with open(path, "rb") as file:
-        head = file.read(_HEAD_BYTES)
-    # A plot bears no mark of ours.
-    if head and not given.force and (mark is None or mark.encode() not in head):
-        raise InputError(
-            f"{path}: is there already and was not made by hicache plan; --force replaces it"
-        )
 
 
 def _wishes(given: PlanArguments) -> Wishes:

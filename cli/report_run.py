@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from cli.targets import check_target
 from hicache.errors import InputError
-from report.page import MADE_BY, page
+from report.page import page
 from report.page_inputs import read_inputs
-
-_HEAD_BYTES = 4096
+from traces.outfile import write_lines
 
 
 def run_report(
@@ -19,19 +19,10 @@ def run_report(
     if rows < 1:
         raise InputError(f"--rows is {rows}: the table must have at least one")
     path = out or default_path(results)
-    check_target(path, replaces=replaces)
+    check_target(path, "report", replaces=replaces)
     names = [os.path.basename(os.path.abspath(each)) for each in results]
     text = page(read_inputs(results), title or ", ".join(names), rows)
-    unfinished = f"{path}.{os.getpid()}.part"
-    try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
+    write_lines([text.encode()], path)
     print(f"report: {path}")
     return 0
 
@@ -42,20 +33,3 @@ def default_path(results: Sequence[str]) -> str:
     if len(results) > 1:
         return os.path.join(os.path.dirname(first), "report.html")
     return f"{first.removesuffix('.json')}.html"
-
-
-def check_target(path: str, *, replaces: bool) -> None:
-    """`InputError` if the page must not be written there: before anything is read."""
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise InputError(f"{path}: cannot be written: there is no folder {folder}")
-    if not os.path.lexists(path):
-        return
-    if not os.path.isfile(path):
-        raise InputError(f"{path}: is no file that could be replaced")
-    with open(path, "rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if head and MADE_BY.encode() not in head and not replaces:
-        raise InputError(
-            f"{path}: is there already and was not made by hicache report; --force replaces it"
-        )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
@@ -152,6 +153,8 @@ def prepare(
         if journal is not None:
             journal.begin(dump_toml(scenario))
     except BaseException:
+        for each in chain.from_iterable(assembly.queues.values()):  # which no queue closes yet
+            each.close()
         assembly.close()
         raise
     machine = ThreadMachine(waiting=scenario.hw.waiting)

@@ -15,6 +15,7 @@ from report.counters import COUNTERS, GAUGES, SPREADS, Counter, Spread
 from report.prometheus import (
     Labels,
     Scrape,
+    at_rank,
     filtered,
     histogram,
     label_values,
@@ -23,6 +24,7 @@ from report.prometheus import (
     since,
     wanted_labels,
 )
+from report.rows import known_ns
 from scenario.results import Result
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -50,7 +52,8 @@ class Row(NamedTuple):
         """Whether the prediction lies in the bucket; None without one."""
         if self.between is None or self.predicted is None:
             return None
-        return self.between[0] <= self.predicted <= self.between[1]
+        low, high = self.between  # a bucket has its upper edge, and the first one 0, too
+        return (low < self.predicted or not low) and self.predicted <= high
 
 
 class Comparison(NamedTuple):
@@ -77,7 +80,7 @@ def compare(result: Result, later: Scrape, earlier: Scrape | None, labels: list[
     rows = [Row(each.shown, each.predicted(summary), _measured(each, scrape)) for each in COUNTERS]
     rows[6:6] = _rates(summary, scrape)
     for spread in SPREADS:
-        rows += _spread_rows(spread, summary, scrape)
+        rows += _spread_rows(spread, result, scrape)
     asked, served = summary.get("requests"), _total(scrape, "num_requests_total")
     if served is not None and asked != served:
         notes.append(
@@ -156,17 +159,21 @@ def _rates(summary: dict[str, Any], scrape: Scrape) -> list[Row]:
     ]
 
 
-def _spread_rows(spread: Spread, summary: dict[str, Any], scrape: Scrape) -> Iterator[Row]:
-    predicted = summary.get(spread.key) or {}
+def _spread_rows(spread: Spread, result: Result, scrape: Scrape) -> Iterator[Row]:
+    """Quantiles are those of the rows, by the histogram's rule: interpolated ones, as a summary has
+    them, may lie in another bucket than the very same times.
+    """
+    summarised = result.summary.get(spread.key) or {}
+    times = known_ns(result.column(spread.column)) if summarised else []
     buckets = histogram(scrape, spread.name)
     for share in QUANTILES:
+        predicted = at_rank(times, share) / 1e6 if times else None
         edges = quantile(buckets, share)
         ms = None if edges is None else (edges[0] * 1e3, edges[1] * 1e3)
-        name = f"p{share * 100:g}"
-        yield Row(f"{spread.shown} {name} ms", predicted.get(name), None, ms)
+        yield Row(f"{spread.shown} p{share * 100:g} ms", predicted, None, ms)
     total, count = _total(scrape, f"{spread.name}_sum"), _total(scrape, f"{spread.name}_count")
     mean = None if total is None or not count else total / count * 1e3
-    yield Row(f"{spread.shown} mean ms", predicted.get("mean"), mean)
+    yield Row(f"{spread.shown} mean ms", summarised.get("mean"), mean)
 
 
 def _finite(edge: float) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any
 from hicache.errors import InputError
 from report.counters import COUNTERS, EDGES_S, SPREADS, TOKEN_EDGES_S, Spread
 from report.prometheus import sample_line
+from report.rows import known_ns
 
 
 def check_place(path: str) -> None:
@@ -63,7 +64,7 @@ def metrics_lines(summary: Mapping[str, Any], columns: Mapping[str, Any]) -> Ite
 
 def _histogram(spread: Spread, labels: dict[str, str], times_ns: Sequence[Any]) -> Iterator[str]:
     edges = TOKEN_EDGES_S if spread.key == "tpot_ms" else EDGES_S
-    known = sorted(int(each) for each in times_ns if each is not None and each >= 0)
+    known = known_ns(times_ns)
     name = f"sglang:{spread.name}"
     yield f"# HELP {name} {spread.help}"
     yield f"# TYPE {name} histogram"

@@ -6,10 +6,11 @@ metrics there should be is `report.compare_metrics`' business: others are read a
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hicache.errors import InputError
@@ -160,6 +161,13 @@ def quantile(buckets: list[tuple[float, float]], share: float) -> tuple[float, f
             return below, edge
         below = edge
     return None
+
+
+def at_rank(ordered: Sequence[int], share: float) -> int:
+    """The observation that falls into the bucket which `quantile` names: by the same rank, and not
+    between two of them. `ordered`: all observations, ascending; at least one.
+    """
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
 def _counts(name: str) -> bool:

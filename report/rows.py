@@ -6,7 +6,7 @@ Plain Python on purpose: importing numpy would cost more than a short run.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import cast
 
@@ -92,7 +92,7 @@ def spread_ms(values_ns: Sequence[int | None]) -> dict[str, float | None]:
 
     None values are left out; without any value all four are None.
     """
-    known = sorted(value for value in values_ns if value is not None and value >= 0)
+    known = known_ns(values_ns)
     if not known:
         return {"p50": None, "p90": None, "p99": None, "mean": None}
     spread: dict[str, float | None] = {
@@ -100,6 +100,11 @@ def spread_ms(values_ns: Sequence[int | None]) -> dict[str, float | None]:
     }
     spread["mean"] = sum(known) / len(known) / 1e6
     return spread
+
+
+def known_ns(values_ns: Iterable[int | None]) -> list[int]:
+    """The times that there are, ascending: neither None nor -1."""
+    return sorted(value for value in values_ns if value is not None and value >= 0)
 
 
 def percentile(ordered: Sequence[int], percent: float) -> float:

@@ -7,6 +7,7 @@ simulation. Times are ns, sizes bytes or tokens as the axis says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -82,3 +83,11 @@ def median(values: tuple[int, ...]) -> float:
     if len(ordered) % 2:
         return float(ordered[middle])
     return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """Of ascending values, at least one: linear between them."""
+    place = part * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

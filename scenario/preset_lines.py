@@ -15,10 +15,10 @@ from scenario.presets import (
     missing_rules,
     preset_options,
     preset_text,
-    toml_value,
 )
 from scenario.records import TABLES, values
 from scenario.sglang_rules import RULES, SGLANG_PRESETS
+from scenario.toml_values import toml_value
 
 
 def list_lines() -> Iterator[str]:
@@ -54,7 +54,7 @@ def show_lines(name: str) -> Iterator[str]:
             if title != said:
                 yield f"# {title}: {RULES[title].says}"
                 said = title
-            yield f"{key.partition('.')[2]} = {toml_value(_plain(options[key]))}"
+            yield f"{key.partition('.')[2]} = {toml_value(options[key])}"
     yield from _missing_lines(name)
 
 
@@ -65,9 +65,7 @@ def diff_lines(one: str, other: str) -> Iterator[str]:
     first = dict(values(load_scenario(None, {"preset": one})))
     second = dict(values(load_scenario(None, {"preset": other})))
     differing = [key for key in first if key != "preset" and first[key] != second[key]]
-    rows = [
-        (key, toml_value(_plain(first[key])), toml_value(_plain(second[key]))) for key in differing
-    ]
+    rows = [(key, toml_value(first[key]), toml_value(second[key])) for key in differing]
     table = [("", one, other), *rows]
     widths = [max(len(row[column]) for row in table) for column in range(3)]
     if rows:
@@ -104,7 +102,3 @@ def _missing_lines(name: str) -> Iterator[str]:
     for title, rule in missing.items():
         yield f"#   {title}: {rule.says}"
         yield f"#       lacks {', '.join(lacking_keys(name, rule))}"
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, (str, int, float, bool)) else str(value)

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from hicache.errors import InputError
 from scenario.names import nearest
 from scenario.sglang_rules import RULES, SGLANG_PRESETS, Rule
+from scenario.toml_values import toml_value
 
 DEFAULT_PRESET = "mini-hicache"
 
@@ -115,13 +116,6 @@ def _lacking(rule: Rule, place: int) -> list[str]:
         if not is_allowed(key, value if equals else None):
             lacking.append(f"{key} = {toml_value(value)}" if equals else key)
     return lacking
-
-
-def toml_value(value: object) -> str:
-    """A value as it is written in a scenario."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if not isinstance(value, (int, float)) else repr(value)
 
 
 def is_allowed(key: str, value: object) -> bool:

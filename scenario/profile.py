@@ -23,12 +23,15 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from hicache.errors import InputError
 from scenario.measurement import Measurement
+
+if TYPE_CHECKING:
+    from scenario.geometry import ModelGeometry
 
 SCHEMA = 2
 Provenance = Literal["measured", "published", "inferred", "estimate"]
@@ -89,6 +92,16 @@ class SampledModel(Sourced, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     dense_flops_per_token: int
     attention_flops_per_pair: int
+
+    @classmethod
+    def of(cls, geometry: ModelGeometry, provenance: Provenance, how: str) -> SampledModel:
+        """The model of that shape."""
+        shape = {
+            name: getattr(geometry, name)
+            for name in cls.__struct_fields__
+            if name not in Sourced.__struct_fields__
+        }
+        return cls(provenance=provenance, how=how, **shape)
 
 
 class GpuProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-from scenario.geometry import ModelGeometry, load_geometry
+from scenario.geometry import load_geometry
 from scenario.profile import (
     SCHEMA,
     Curve,
@@ -313,19 +313,7 @@ def _published_disk(s2h_gib_s: float) -> DiskProfile:
 
 
 def _sampled(name: str, how: str) -> SampledModel:
-    model: ModelGeometry = load_geometry(name)
-    return SampledModel(
-        provenance="published",
-        how=how,
-        name=model.name,
-        layers=model.layers,
-        parameter_count=model.parameter_count,
-        active_parameter_count=model.active_parameter_count,
-        weight_bytes=model.weight_bytes,
-        kv_bytes_per_token=model.kv_bytes_per_token,
-        dense_flops_per_token=model.dense_flops_per_token,
-        attention_flops_per_pair=model.attention_flops_per_pair,
-    )
+    return SampledModel.of(load_geometry(name), "published", how)
 
 
 def _zero_copy(rates: dict[str, float], verb: str) -> Curve:

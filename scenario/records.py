@@ -21,7 +21,7 @@ in `scenario.resolve`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_type_hints
 
 import msgspec
@@ -29,22 +29,21 @@ import msgspec
 from hicache.errors import InputError
 from hicache.options import (
     CacheOptions,
-    LoadOptions,
     PrefetchOptions,
     RestoreOptions,
     RouterName,
     SchedulerOptions,
     StorageOptions,
 )
+from scenario.load_table import LoadTable
 from scenario.presets import DEFAULT_PRESET
 from scenario.sizes import AUTO, TWICE, ZERO, Size
+from scenario.toml_values import toml_value
 from scenario.transfer_mode import TransferMode
 from traces.synthetic_prefixes import Prefixes
 
 Mode = Literal["timed", "untimed"]
-MOST_PER_S = 1_000_000
 MOST_INSTANCES = 1024
-LEAST_PER_S = 1e-6
 
 KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
 
@@ -82,80 +81,6 @@ class TraceOptions(msgspec.Struct, frozen=True):
         if not self.prefix_share:
             return None
         return Prefixes(self.prefix_share, self.prefix_groups, self.prefix_zipf, seed)
-
-
-class LoadTable(msgspec.Struct, frozen=True):
-    """What makes requests arrive, if not the trace's times alone."""
-
-    # "trace": the trace's times. "at_once": all at 0. "poisson", "uniform": at `rate`, drawn from
-    # the seed. "auto": "poisson" with a rate, "at_once" with clients, else "trace".
-    arrivals: Literal["auto", "trace", "at_once", "poisson", "uniform"] = "auto"
-    # Requests a second (sessions a second in a closed loop), for "poisson" and "uniform".
-    rate: float = 0.0
-    # "closed": a later turn of a session comes after the answer before it and its think time.
-    # "open": at its time. "auto": closed with a limit below, or where the trace says that it is.
-    loop: Literal["auto", "open", "closed"] = "auto"
-    # Of a closed loop; 0 is no limit: sessions at once, and requests at once.
-    clients: int = 0
-    parallel: int = 0
-    # Of a closed loop: no session's next turn before every session has had this one.
-    barrier: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rate and not LEAST_PER_S <= self.rate <= MOST_PER_S:
-            raise InputError(
-                f"load.rate is {self.rate}: it must lie between {LEAST_PER_S:f} and "
-                f"{MOST_PER_S:,} a second, or be 0 (the trace's own times)"
-            )
-        for key, value in (("clients", self.clients), ("parallel", self.parallel)):
-            if value < 0:
-                raise InputError(f"load.{key} is {value}: it must not be negative")
-            if value and self.loop == "open":
-                raise InputError(
-                    f'load.{key} is {value}: it limits a closed loop; set load.loop to "closed" '
-                    "(--closed-loop)"
-                )
-        if self.barrier and self.loop == "open":
-            raise InputError(
-                'load.barrier is true: it holds a closed loop up; set load.loop to "closed" '
-                "(--closed-loop)"
-            )
-        if self.rate and self.arrivals in ("trace", "at_once"):
-            raise InputError(
-                f'load.rate is {self.rate:g}: arrivals at a rate are "poisson" or "uniform", and '
-                f'load.arrivals is "{self.arrivals}"'
-            )
-        if not self.rate and self.arrivals in ("poisson", "uniform"):
-            raise InputError(
-                f'load.arrivals is "{self.arrivals}": it needs a load.rate (--rate), in requests a '
-                "second"
-            )
-
-    def limits(self, hints: Mapping[str, object]) -> LoadOptions:
-        """What the engine is told, with "auto" decided by what the trace hints at.
-
-        A trace that says that it is a closed loop also says how many requests are under way at
-        once, and whether it goes in rounds; limits that are given here take their place.
-        """
-        if self.clients or self.parallel or self.barrier:
-            return LoadOptions("closed", self.clients, self.parallel, self.barrier)
-        if self.loop == "closed" or (self.loop == "auto" and hints.get("loop") == "closed"):
-            parallel = hints.get("parallel")
-            return LoadOptions(
-                "closed",
-                parallel=parallel if isinstance(parallel, int) and parallel > 0 else 0,
-                barrier=hints.get("barrier") == "rounds",
-            )
-        return LoadOptions()
-
-    @property
-    def shape(self) -> Literal["trace", "at_once", "poisson", "uniform"]:
-        """`arrivals` with "auto" decided."""
-        if self.arrivals != "auto":
-            return self.arrivals
-        if self.rate:
-            return "poisson"
-        return "at_once" if self.clients else "trace"
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
@@ -361,7 +286,7 @@ def toml_text(scenario: Scenario, tables: Sequence[str]) -> str:
     for key, value in values(scenario):
         table, _, name = key.rpartition(".")
         if table in blocks:
-            blocks[table].append(f"{name} = {_toml_value(value)}")
+            blocks[table].append(f"{name} = {toml_value(value)}")
     return "\n\n".join("\n".join(lines) for lines in blocks.values()) + "\n"
 
 
@@ -392,23 +317,8 @@ def record_digest(scenario: Scenario) -> str:
     for key, value in values(scenario):
         if key not in _PLACES and value != usual[key]:
             shown = str(value).rsplit("/", 1)[-1] if key in _NAMES else value
-            lines.append(f"{key} = {_toml_value(shown)}")
+            lines.append(f"{key} = {toml_value(shown)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    return '"' + "".join(_ESCAPES.get(char) or _escaped(char) for char in str(value)) + '"'
-
-
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-
-
-def _escaped(char: str) -> str:
-    return f"\\u{ord(char):04x}" if ord(char) < 0x20 or ord(char) == 0x7F else char
 
 
 def _above_zero(key: str, value: float) -> None:

@@ -128,6 +128,20 @@ class Result:
 
         return pandas.read_parquet(os.path.join(self.folder, REQUESTS))
 
+    def column(self, name: str) -> list[Any]:
+        """One column of the rows; imports pyarrow alone. Raises InputError where the rows cannot be
+        read, or have no such column.
+        """
+        import pyarrow.parquet
+
+        place = os.path.join(self.folder, REQUESTS)
+        try:
+            if name in pyarrow.parquet.read_schema(place).names:
+                return pyarrow.parquet.read_table(place, columns=[name]).column(0).to_pylist()
+        except (OSError, ValueError) as error:  # pyarrow's own derive from these
+            raise InputError(f"{place}: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{place}: it has no column {name}")
+
     def sessions(self) -> pandas.DataFrame:
         """One row a session (`scenario.sessions.by_session`). Imports pandas and pyarrow."""
         import pandas

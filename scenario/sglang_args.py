@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 from hicache.errors import InputError
 from scenario.load import read_toml
-from scenario.presets import toml_value
 from scenario.sglang_config import FLAG as EXTRA_CONFIG
 from scenario.sglang_config import Extra, read_extra_config
 from scenario.sglang_flags import ORIGIN, parse_arguments
 from scenario.sglang_rules import DEFAULT_SGLANG, SGLANG_PRESETS, SGLANG_VERSIONS
 from scenario.sglang_server import ServerReader
+from scenario.stores import STORES
+from scenario.toml_values import toml_value
 
 # Of `--hicache-storage-backend`; L3 has no end unless somebody says how large it is.
 UNLIMITED = "100x"
@@ -90,8 +91,7 @@ def scenario_lines(args: ServerArgs) -> Iterator[str]:
     tables: dict[str, list[str]] = {}
     for key, value in args.options.items():
         table, _, field = key.rpartition(".")
-        shown = value if isinstance(value, (int, float)) else str(value)
-        tables.setdefault(table, []).append(f"{field} = {toml_value(shown)}")
+        tables.setdefault(table, []).append(f"{field} = {toml_value(value)}")
     yield from tables.pop("", ())
     for table, lines in tables.items():
         yield ""
@@ -249,9 +249,12 @@ class _Reader(ServerReader):
                     f"{', '.join(lacking)}"
                 )
         self._l3_size(store, extra, ranks)
-        if not self.put("storage.store", store, ""):
-            self.not_here.append(
-                f"--hicache-storage-backend {store} (storage.store), so L3 is the profile's disk"
+        if store in STORES:
+            self.put("machine.store", store, "")
+        elif store != "file":
+            self.notes.append(
+                f"--hicache-storage-backend {store}: its times are not modelled: L3 is the "
+                "profile's disk; machine.store takes a model of yours"
             )
         self._retries()
         if stop is not None:

@@ -27,6 +27,9 @@ _SAME = {
     "--pp": "--pp-size",
     "--pipeline-parallel-size": "--pp-size",
     "--enable-hicache": "--enable-hierarchical-cache",
+    "--attention-data-parallel-size": "--attn-dp-size",
+    "--attention-context-parallel-size": "--attn-cp-size",
+    "--decode-context-parallel-size": "--dcp-size",
 }
 _SHORT = ("--tp", "--dp", "--pp")
 ORIGIN = "--sglang-args"

@@ -24,10 +24,12 @@ _NOT_SIMULATED = {
     "--enable-flexkv": "FlexKV in the place of HiCache",
     "--enable-hisparse": "a sparse cache",
     "--enable-dp-attention": "attention on replicas of their own",
+    "--attn-dp-size": "attention on replicas of their own",
     "--cpu-offload-gb": "weights in host memory",
     "--pp-size": "pipeline parallelism",
     "--disaggregation-mode": "prefill and decode on servers of their own",
     "--dcp-size": "context parallelism of decode",
+    "--attn-cp-size": "context parallelism of prefill",
     "--hicache-host-memory-fraction": "a ratio cut down to the machine's memory",
     "--schedule-conservativeness": "another scheduler.output_reserve_fraction",
     "--enable-priority-scheduling": "priorities",
@@ -107,6 +109,13 @@ class ServerReader(ArgumentReader):
             )
         if replicas > 1:
             self.put("instances", replicas, f"--dp-size {replicas}")
+            method = self.text("--load-balance-method")
+            if method == "total_requests":
+                self.put("router", "least_loaded", "")
+            elif method not in (None, "auto", "round_robin"):
+                self.notes.append(
+                    f"--load-balance-method {method}: not simulated: replicas are served by turns"
+                )
         return 1 if "ranks.tp" in self.options else ranks
 
 

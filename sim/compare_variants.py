@@ -19,13 +19,14 @@ from hicache.errors import InputError
 from scenario.load import is_path, load_scenario, parse_assignments, read_toml
 from scenario.names import nearest
 from scenario.records import Scenario, value_types
+from scenario.toml_values import toml_value
 from sim.own_policy import KEYS, STAND_INS, check_own, is_own
 
 _NAME = re.compile(r"[\w.+@-][\w.+@ -]*")
 _COMMA = re.compile(r",(?=\s*[a-z0-9_.]+\s*=)")
 _FILE_KEYS = ("traces", "scenario", "common", "variant")
 _PATHS = ("trace.tokenizer", "hw.weights", "hw.l3_path")
-_NAMED_OR_PATH = ("model.name", "machine.profile")
+_NAMED_OR_PATH = ("model.name", "machine.profile", "machine.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +177,14 @@ def _check_pairs(study: Study, trace: str, scenario: Scenario, variant: Variant)
 
 def study_text(study: Study) -> str:
     """The study as TOML that `study_of_file` reads back, from any folder."""
-    lines = [f"traces = [{', '.join(_quoted(os.path.abspath(each)) for each in study.traces)}]"]
+    lines = [f"traces = [{', '.join(toml_value(os.path.abspath(each)) for each in study.traces)}]"]
     if study.scenario:
-        lines.append(f"scenario = {_quoted(os.path.abspath(study.scenario))}")
+        lines.append(f"scenario = {toml_value(os.path.abspath(study.scenario))}")
     lines += ["", "[common]", *_lines(study.common)]
     for each in study.variants:
-        lines += ["", f"[variant.{_quoted(each.name)}]"]
+        lines += ["", f"[variant.{toml_value(each.name)}]"]
         if each.scenario:
-            lines.append(f"scenario = {_quoted(os.path.abspath(each.scenario))}")
+            lines.append(f"scenario = {toml_value(os.path.abspath(each.scenario))}")
         lines += _lines({**each.options, **each.own})
     return "\n".join(lines) + "\n"
 
@@ -191,23 +192,10 @@ def study_text(study: Study) -> str:
 def _lines(options: Mapping[str, object]) -> list[str]:
     written: list[str] = []
     for key, value in options.items():
-        if isinstance(value, bool):
-            text = str(value).lower()
-        elif isinstance(value, (int, float)):
-            text = repr(value)
-        else:
-            shown = str(value)
-            paths = key in _PATHS or (key in _NAMED_OR_PATH and os.path.exists(shown))
-            text = _quoted(os.path.abspath(shown) if paths and shown else shown)
-        written.append(f"{key} = {text}")
+        path = key in _PATHS or (key in _NAMED_OR_PATH and os.path.exists(str(value)))
+        shown = os.path.abspath(str(value)) if path and value else value
+        written.append(f"{key} = {toml_value(shown)}")
     return written
-
-
-def _quoted(text: str) -> str:
-    import json
-
-    # A JSON text is a TOML one, but for DEL, which no name here has.
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _checked(variant: Variant) -> Variant:

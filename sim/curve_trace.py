@@ -7,18 +7,16 @@ pass between two requests, and what was read until then is a trace of its own.
 
 from __future__ import annotations
 
-import signal
-import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Protocol
 
 from hicache.errors import InputError
 from hicache.holdings import FIRST_PRIVATE_KEY
 from hicache.requests import KeyRuns, Request, answer_runs
 from sim.curve_points import Shortfall
+from traces.ctrl_c import CtrlC
 from traces.cut import Runs, add_run
 from traces.reader import Trace
 from traces.reuse import Reuse
@@ -147,7 +145,7 @@ def read_uses(trace: Trace, rules: CurveRules, takers: Sequence[Taker]) -> Trace
             uses.held_pages.append(held)
             uses.may_hit_pages += may_hit
             uses.ideal_pages += min(may_hit, request.ideal_pages)
-    uses.interrupted = interrupt.came
+    uses.interrupted = interrupt.asked
     if not uses.requests:
         if uses.interrupted:
             raise KeyboardInterrupt
@@ -163,50 +161,20 @@ def _with_answer(request: Request, answer_pages: int, private_key: int) -> Runs:
     return joined
 
 
-class _UntilInterrupted:
-    """Ctrl-C between two requests ends the pass; while a request is read, at once. A second one, or
-    one where SIGINT belongs to somebody else (a notebook, a thread), is as everywhere.
-    """
-
-    def __init__(self) -> None:
-        self.came = False
-        self._reading = False
-        self._ours = False
-
-    def __enter__(self) -> _UntilInterrupted:
-        self._ours = (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        )
-        if self._ours:
-            signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+class _UntilInterrupted(CtrlC):
+    """Ctrl-C between two requests ends the pass; while a request is read, at once."""
 
     def reading(self, requests: Iterator[Request]) -> Iterator[Request]:
         """The requests, until Ctrl-C."""
-        while not self.came:
-            self._reading = True
+        while not self.asked:
+            self.reading_now = True
             try:
                 request = next(requests, None)
             except KeyboardInterrupt:
-                self.came = True
+                self.asked = True
                 return
             finally:
-                self._reading = False
+                self.reading_now = False
             if request is None:
                 return
             yield request
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        if self._reading or self.came:
-            raise KeyboardInterrupt
-        self.came = True

@@ -18,6 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from hicache.errors import InputError
+from scenario.measurement import quantile
 from scenario.profile import Curve, Profile, Quantity, Surface, Valued, load_profile, sourced
 from scenario.records import Scenario
 from sim.replay import replay
@@ -61,8 +62,8 @@ def interval(
         "values": {
             name: {
                 "predicted": value,
-                "low": _quantile(sorted(found[name]), LOW),
-                "high": _quantile(sorted(found[name]), HIGH),
+                "low": quantile(sorted(found[name]), LOW),
+                "high": quantile(sorted(found[name]), HIGH),
             }
             for name, value in _values(summary)
             if name in found
@@ -152,10 +153,3 @@ def _values(summary: Mapping[str, object]) -> list[tuple[str, float]]:
             if isinstance(value, int | float):
                 found.append((f"{table}.{name}", float(value)))
     return found
-
-
-def _quantile(ordered: list[float], part: float) -> float:
-    place = part * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

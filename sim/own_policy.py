@@ -105,7 +105,7 @@ def install(engine: Engine, own: Mapping[str, str]) -> None:
         except Exception as error:
             raise InputError(f'{key} is "{name}": it cannot be made: {_told(error)}') from None
         if key == RESTORE:
-            engine.policy = engine.scheduler._policy = _checked_choice(made, name)
+            engine.policy = engine.scheduler.admission.policy = _checked_choice(made, name)
         else:
             strategy = _checked_key(made, name)
             # Nobody promises that its keys only grow: every access offers a node again.

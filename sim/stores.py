@@ -12,7 +12,8 @@ direction of a client counts as one that shares, and gets its part of its own di
 
 All numbers are integers; rates are in millionths of a byte/s, so that equal shares lose next to
 nothing. Two reads of 1 GiB at 1 GiB/s, the second half a second after the first, end at 1.5 s and
-2.0 s. What is in a store, and what leaves it, `hicache.store_index` knows; this module knows time.
+2.0 s. What is in a store, and what leaves it, `hicache.store_contents` knows, and `sim.keyed_store`
+answers questions; this module knows time.
 """
 
 # pyright: reportPrivateUsage=false
@@ -159,7 +160,7 @@ class SharedStore:
 
 
 class StoreClient:
-    """One engine's side: takes `s2h` and `h2s` copies as `sim.disk.Disk` does, and questions."""
+    """One engine's side: takes `s2h` and `h2s` copies as `sim.disk.Disk` does."""
 
     def __init__(self, env: Environment, store: SharedStore, number: int) -> None:
         profile = store.profile
@@ -218,13 +219,6 @@ class StoreClient:
     def lookup_ns(self, names: int) -> int:
         """What a question for so many names takes: no bandwidth to speak of."""
         return self._lookup_ns + names * self._lookup_page_ns
-
-    def ask(self, names: int, ready_ns: int, on_answer: Callable[[int, int], None]) -> None:
-        """Ask for so many names; `on_answer(started_ns, finished_ns)` is called with the answer."""
-        env = self._env
-        started_ns = ready_ns if ready_ns > env._now else env._now
-        answered: Callbacks = [lambda _: on_answer(started_ns, env._now)]
-        Timer(env, started_ns + self.lookup_ns(names) - env._now, answered)
 
     def _start(self, transfer: _Transfer) -> None:
         self._busy[transfer.direction] += 1

@@ -5,8 +5,8 @@
 
 Every cell is a whole scenario, made and checked before anything runs: one that cannot be is an
 InputError that names it. A cell's digest says what its figures depend on: scenario, contents of the
-trace, machine, model, and the sources of this program. So figures are kept and used again exactly
-as long as they are those that a run would give. Refuses to run anything.
+trace, machine, store, model, and the sources of this program. So figures are kept and used again
+exactly as long as they are those that a run would give. Refuses to run anything.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from scenario.profile import dump_profile, load_profile
 from scenario.records import Scenario, dump_toml, value_types, values
 from scenario.resolve import resolve
 from scenario.sizes import Size
+from scenario.stores import dump_store, load_store
 
 MOST_CELLS = 100_000
 # What a run's figures are computed by. `hw`, `calibrate` and `cli` have no part in a simulation.
@@ -85,7 +86,7 @@ def cells_of(grid: Grid) -> list[Cell]:
 
     Each is checked as far as that is possible without running it. Raises InputError.
     """
-    for each in (_content, _profile, _geometry):
+    for each in (_content, _profile, _geometry, _store):
         each.cache_clear()
     made = [
         (file, _scenario(file, {**grid.common, **dict(chosen)}))
@@ -165,6 +166,7 @@ def cell_digest(scenario: Scenario) -> str:
         _content(scenario.trace.tokenizer) if scenario.trace.tokenizer else "",
         dump_profile(_profile(scenario.machine.profile)),
         msgspec.json.encode(_geometry(scenario.model.name)).decode(),
+        dump_store(_store(scenario.machine.store)) if scenario.machine.store else "",
         sources_digest(),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -189,6 +191,7 @@ def sources_digest() -> str:
 
 _profile = cache(load_profile)
 _geometry = cache(load_geometry)
+_store = cache(load_store)
 
 
 @cache

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from hicache.errors import InputError
 from scenario.columns import encode_columns, write_payload
+from scenario.records import value_types
 from sim.sweep import Cell
 from sim.sweep_cell import Done, Figures
 
@@ -128,8 +129,14 @@ def known_rows(out: str) -> dict[str, Figures]:
         return {}
     import pyarrow.parquet
 
+    # What that sweep varied is no figure: another may not, and would have a column of it.
+    others = {FIRST_COLUMN, FILE, DIGEST, ERROR, FOLDER, *value_types()}
     rows = pyarrow.parquet.read_table(out).to_pylist()
-    return {row[DIGEST]: row for row in rows if not row[ERROR]}
+    return {
+        row[DIGEST]: {name: value for name, value in row.items() if name not in others}
+        for row in rows
+        if not row[ERROR]
+    }
 
 
 def write_table(
@@ -149,11 +156,8 @@ def write_table(
         columns[FILE] = [cell.file or None for cell in shown]
     for key in options:
         columns[key] = [cell.options[key] for cell in shown]
-    names = list(dict.fromkeys(name for each in figures.values() for name in each))
-    taken = {*columns, DIGEST, ERROR, FOLDER}
-    for name in names:
-        if name not in taken:
-            columns[name] = _of_one_kind([figures.get(cell.digest, {}).get(name) for cell in shown])
+    for name in dict.fromkeys(name for each in figures.values() for name in each):
+        columns[name] = _of_one_kind([figures.get(cell.digest, {}).get(name) for cell in shown])
     columns[ERROR] = [errors.get(cell.digest) for cell in shown]
     if folders:
         columns[FOLDER] = [folders[cell.number] for cell in shown]

@@ -16,12 +16,10 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 from hicache.errors import InputError
+from traces.block_keys import KeyRuns, Runs
 from traces.rows import Layout, Row
 
 Pages = Literal["full", "partial"]
-# Runs of consecutive keys: (first key, count).
-Runs = list[tuple[int, int]]
-KeyRuns = tuple[tuple[int, int], ...]
 # Runs of the prompt's page keys, its pages, those of its leading pages that were known, runs of the
 # answer's page keys (None: not named).
 Cut = tuple[KeyRuns, int, int, "KeyRuns | None"]

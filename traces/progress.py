@@ -7,31 +7,23 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 # A shorter wait needs no bar, nor the import of what draws it.
 PATIENCE_S = 0.5
 
 
-class ProgressBar:
-    """For `open_trace`'s `progress`. A context manager, so that it is wiped away in the end.
+class TerminalBar:
+    """What bars have in common: a context manager that wipes its bar away in the end."""
 
-        with ProgressBar("reading agents.jsonl") as progress:
-            trace = open_trace("agents.jsonl", progress=progress)
-            for request in trace.requests(64): ...
-
-    It goes to standard error, and only if that is a terminal.
-    """
-
-    def __init__(self, description: str) -> None:
-        self._description = description
+    def __init__(self) -> None:
         self._bar: Any = None
         self._task: Any = None
-        self._started_s = time.monotonic()
         self._wanted = sys.stderr is not None and sys.stderr.isatty()
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -44,34 +36,45 @@ class ProgressBar:
             self._bar.stop()
             self._bar = None
 
+    def _show(self, description: str, columns: Sequence[Any], **task: Any) -> Any:
+        """Draw the bar from now on: `description`, the bar, then rich's `columns`. Returns it."""
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), *columns,
+            console=Console(stderr=True), transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task(description, **task)
+        self._bar.start()
+        return self._bar
+
+
+class ProgressBar(TerminalBar):
+    """For `open_trace`'s `progress`. A context manager, so that it is wiped away in the end.
+
+        with ProgressBar("reading agents.jsonl") as progress:
+            trace = open_trace("agents.jsonl", progress=progress)
+            for request in trace.requests(64): ...
+
+    It goes to standard error, and only if that is a terminal.
+    """
+
+    def __init__(self, description: str) -> None:
+        super().__init__()
+        self._description = description
+        self._started_s = time.monotonic()
+
     def __call__(self, bytes_done: int, bytes_total: int | None) -> None:
         """Show how far reading has come; `bytes_total` None is an unknown end."""
         if not self._wanted:
             return
-        if self._bar is None:
+        bar = self._bar
+        if bar is None:
             if time.monotonic() - self._started_s < PATIENCE_S:
                 return
-            self._bar = self._start()
-        self._bar.update(self._task, completed=bytes_done, total=bytes_total)
+            from rich.progress import DownloadColumn, TimeRemainingColumn
 
-    def _start(self) -> Any:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = bar.add_task(self._description, total=None)
-        bar.start()
-        return bar
+            columns = (DownloadColumn(), TimeRemainingColumn())
+            bar = self._show(self._description, columns, total=None)
+        bar.update(self._task, completed=bytes_done, total=bytes_total)

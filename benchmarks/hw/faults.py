@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import resource
 import signal
@@ -37,6 +36,7 @@ import pytest  # isort: skip  # noqa: E402
 import torch  # isort: skip  # noqa: E402
 from fault_rigs import DAMAGE, CrookedDisk, GivingUp, after, failing  # noqa: E402
 from fault_runs import HERE, FaultyRun, overrides, transfers, write_inputs  # noqa: E402
+from file_store_helpers import environment  # noqa: E402
 
 from hicache.record import Record  # noqa: E402
 from hw.storage import pread  # noqa: E402
@@ -118,7 +118,8 @@ def crooked(kind: str) -> Callable[[Campaign, Counter[str]], None]:
 def damaged(kind: str) -> Callable[[Campaign, Counter[str]], None]:
     def act(campaign: Campaign, counts: Counter[str]) -> None:
         path = campaign.folder / "l3"
-        rig = after("s2h", 2 + campaign.rounds % 3, lambda: DAMAGE[kind](path))
+        # Behind a few writes: pages that are read afterwards are among the damaged ones.
+        rig = after("h2s", 5 + campaign.rounds % 3, lambda: DAMAGE[kind](path))
         scenario = campaign.scenario(hw__checksum="crc32")
         campaign.run(counts, scenario, rig=rig, checks={"l3": "lost"})
         path.unlink(missing_ok=True)  # a file that was cut is not known for ours any more
@@ -159,7 +160,7 @@ def killed(campaign: Campaign, counts: Counter[str]) -> None:
     process = subprocess.Popen(
         [*command, "-q", f"--out={out}", *(f"--set={key}={value}" for key, value in keys.items())],
         cwd=campaign.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
     )  # fmt: skip
     record = out.with_name(out.name + ".unfinished") / "completions.jsonl"
     deadline_s = time.monotonic() + 120
@@ -167,7 +168,7 @@ def killed(campaign: Campaign, counts: Counter[str]) -> None:
         text = record.read_text() if record.exists() else ""
         if '"s2h"' in text and '"h2s"' in text and "Decode" in text:
             break
-        assert process.poll() is None, f"the run ended before it was killed: {process.stderr}"
+        assert process.poll() is None, f"it ended before it was killed: {process.communicate()[1]}"
         assert time.monotonic() < deadline_s, "the run does not get to L3"
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -181,18 +182,26 @@ def killed(campaign: Campaign, counts: Counter[str]) -> None:
     campaign.run(counts, campaign.scenario(seed=1000 + campaign.rounds))
 
 
-FAULTS: dict[str, Callable[[Campaign, Counter[str]], None]] = {
-    "none": no_fault,
-    "failed and late copies, targets spoiled": failed_copies,
-    "EIO": crooked("EIO"),
-    "short reads and writes": crooked("short"),
-    "file truncated": damaged("truncated"),
-    "file removed": damaged("removed"),
-    "file overwritten, with checksums": damaged("overwritten"),
-    "disk full (EFBIG)": may_not_grow,
-    "aborts in every phase": given_up,
-    "kill -9 and restart": killed,
+# Each with what it counts when it happens: a fault that never did was not survived either.
+FAULTS: dict[str, tuple[Callable[[Campaign, Counter[str]], None], str]] = {
+    "none": (no_fault, "runs"),
+    "failed and late copies, targets spoiled": (failed_copies, "failed_copies"),
+    "EIO": (crooked("EIO"), "failed_copies"),
+    "short reads and writes": (crooked("short"), "crooked_system_calls"),
+    "file truncated": (damaged("truncated"), "failed_copies"),
+    "file removed": (damaged("removed"), "failed_copies"),
+    "file overwritten, with checksums": (damaged("overwritten"), "failed_copies"),
+    "disk full (EFBIG)": (may_not_grow, "failed_copies"),
+    "aborts in every phase": (given_up, "aborted"),
+    "kill -9 and restart": (killed, "kills"),
 }
+
+
+def without_effect(table: dict[str, Counter[str]]) -> str:
+    """The faults that were tried and never happened, for people; empty if there are none."""
+    tried = {name: counts for name, counts in table.items() if counts["runs"]}
+    idle = [name for name, counts in tried.items() if not counts[FAULTS[name][1]]]
+    return f"never happened: {', '.join(idle)}" if idle else ""
 
 
 def main() -> int:
@@ -227,7 +236,7 @@ def main() -> int:
             given.device,
         )
         while not failure and time.monotonic() - began_s < given.seconds:
-            for name, act in FAULTS.items():
+            for name, (act, _) in FAULTS.items():
                 if campaign.rounds and time.monotonic() - began_s > given.seconds:
                     break
                 start_s = time.monotonic()
@@ -239,6 +248,7 @@ def main() -> int:
                 finally:
                     table[name]["milliseconds"] += int((time.monotonic() - start_s) * 1e3)
             campaign.rounds += 1
+    failure = failure or without_effect(table)
     for name, counts in table.items():
         print(f"{name}: {', '.join(f'{value} {key}' for key, value in counts.items())}")
     print(failure or f"all that must hold held, {campaign.rounds} rounds")

@@ -31,13 +31,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from l3_loop import Loop
 
 from hicache.errors import InputError
 from hw.storage.file_store import Backend, FileStore
@@ -46,49 +47,6 @@ from hw.storage.host import HostBuffer, HostMemory
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 KV_PAGE = 144 * KIB  # one token of Qwen3-8B in bf16
 UNIT = 72 * MIB  # all block sizes below divide it
-
-C_LOOP = r"""
-#define _GNU_SOURCE
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <time.h>
-#include <unistd.h>
-struct job {
-    int fd, writes;
-    long n, size;
-    int64_t *offsets, *addresses;
-    atomic_long next, failed;
-};
-static void *work(void *argument) {
-    struct job *job = argument;
-    long i;
-    while ((i = atomic_fetch_add(&job->next, 1)) < job->n) {
-        long done = 0;
-        while (done < job->size) {
-            char *at = (char *)job->addresses[i] + done;
-            long n = job->writes ? pwrite(job->fd, at, job->size - done, job->offsets[i] + done)
-                                 : pread(job->fd, at, job->size - done, job->offsets[i] + done);
-            if (n <= 0) { atomic_store(&job->failed, 1); return 0; }
-            done += n;
-        }
-    }
-    return 0;
-}
-int64_t run(int fd, int writes, int threads, long n, long size, int64_t *offsets,
-            int64_t *addresses) {
-    struct job job = {fd, writes, n, size, offsets, addresses, 0, 0};
-    struct timespec a, b;
-    pthread_t ids[256];
-    clock_gettime(CLOCK_MONOTONIC, &a);
-    for (int i = 1; i < threads; i++) pthread_create(&ids[i], 0, work, &job);
-    work(&job);
-    for (int i = 1; i < threads; i++) pthread_join(ids[i], 0);
-    clock_gettime(CLOCK_MONOTONIC, &b);
-    if (job.failed) return -1;
-    return (b.tv_sec - a.tv_sec) * 1000000000LL + b.tv_nsec - a.tv_nsec;
-}
-"""
 
 
 class Pinned:
@@ -124,60 +82,6 @@ def memory(size: int) -> tuple[Pinned, str]:
         made, kind = Pinned(buffer, buffer.address, buffer.view(0, 1)), "not pinned"
     ctypes.memset(made.address, 1, size)
     return made, kind
-
-
-class Loop:
-    """The ceiling: a tight loop in threads."""
-
-    def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        self.name = "C loop" if compiler else "Python loop"
-        self._run: Any = None
-        if compiler:
-            source, library = folder / "loop.c", folder / "loop.so"
-            source.write_text(C_LOOP)
-            subprocess.run(
-                [compiler, "-O2", "-shared", "-fPIC", "-pthread", source, "-o", library],
-                check=True,
-            )
-            self._run = ctypes.CDLL(str(library)).run
-            self._run.restype = ctypes.c_int64
-            self._run.argtypes = [
-                *[ctypes.c_int] * 3, *[ctypes.c_long] * 2, *[ctypes.c_void_p] * 2,
-            ]  # fmt: skip
-
-    def seconds(
-        self, fd: int, threads: int, size: int, offsets: list[int], target: Pinned,
-        places: list[int], writes: int,
-    ) -> float:  # fmt: skip
-        """How long all blocks take."""
-        n = len(offsets)
-        if self._run is not None:
-            addresses = (ctypes.c_int64 * n)(*(target.address + place for place in places))
-            ns = self._run(fd, writes, threads, n, size, (ctypes.c_int64 * n)(*offsets), addresses)
-            if ns < 0:
-                raise RuntimeError("the loop's pread or pwrite failed")
-            return ns / 1e9
-        call = os.pwritev if writes else os.preadv
-        blocks = iter(
-            [
-                (target.view(0, target.pages)[p : p + size], o)
-                for o, p in zip(offsets, places, strict=True)
-            ]
-        )
-
-        def work() -> None:
-            for view, offset in blocks:
-                assert call(fd, [view], offset) == size
-
-        helpers = [threading.Thread(target=work) for _ in range(threads - 1)]
-        begun = time.perf_counter()
-        for helper in helpers:
-            helper.start()
-        work()
-        for helper in helpers:
-            helper.join()
-        return time.perf_counter() - begun
 
 
 class Bench:

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.points import NO_FLOOR, Described, Effort, Floor, Point
+from calibrate.probes.background import going_on
 from hicache.errors import InputError
 from hicache.operations import PageRuns
 from hw.storage.file_store import Backend, FileStore
@@ -235,30 +236,9 @@ class DiskProbe:
         other = WAYS[1 - WAYS.index(way)]
 
         def act() -> int:
-            stopping = threading.Event()
-            going = threading.Event()
-            errors: list[BaseException] = []
-
-            def keep_on() -> None:
-                try:
-                    while not stopping.is_set():
-                        going.set()
-                        _move(store, other, self._lists(count, 1, 1))
-                except BaseException as error:
-                    errors.append(error)
-                    going.set()
-
             lists = self._lists(count, 1, 0)
-            thread = threading.Thread(target=keep_on)
-            thread.start()
-            going.wait()
-            try:
+            with going_on(lambda: _move(store, other, self._lists(count, 1, 1))):
                 return _timed(lambda: _move(store, way, lists))
-            finally:
-                stopping.set()
-                thread.join()
-                if errors:
-                    raise errors[0]
 
         return act
 

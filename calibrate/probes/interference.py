@@ -11,12 +11,11 @@ step's under copies, against the same operation alone in the same minute.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from calibrate.points import NO_FLOOR, Described, Effort, Floor, Point
+from calibrate.probes.background import going_on
 from calibrate.probes.steps import StepsProbe
 from calibrate.probes.transfers import TransfersProbe
 
@@ -78,7 +77,7 @@ class InterferenceProbe:
         other = self._act(f"copy_{under}" if under in ("h2d", "d2h") else under)
 
         def beside() -> int:
-            with _going_on(other):
+            with going_on(other):
                 return act()
 
         return beside
@@ -100,30 +99,3 @@ class InterferenceProbe:
         way = what.removeprefix("copy_")
         series = f"pcie.{BACKEND}.{way}.scattered"
         return self._copies.sampler(Point(series, (count * page_bytes,)))
-
-
-@contextmanager
-def _going_on(act: Callable[[], object]) -> Iterator[None]:
-    """`act()` again and again in another thread, begun before and ended after what is inside."""
-    stopping, begun = threading.Event(), threading.Event()
-    errors: list[BaseException] = []
-
-    def keep_on() -> None:
-        try:
-            while not stopping.is_set():
-                begun.set()
-                act()
-        except BaseException as error:
-            errors.append(error)
-            begun.set()
-
-    thread = threading.Thread(target=keep_on)
-    thread.start()
-    begun.wait()
-    try:
-        yield
-    finally:
-        stopping.set()
-        thread.join()
-    if errors:
-        raise errors[0]

@@ -84,8 +84,8 @@ class Crew:
         first = next(more, ())
         if len(first) < 2:
             # Hardly worth waking anybody, unless there is more.
-            second = next(more, ())
-            if not second:
+            second = next(more, None)
+            if second is None:
                 for part in first:
                     work(part)
                 return

@@ -35,9 +35,8 @@ from numpy.typing import NDArray
 
 SETUP, ENTER, REGISTER = 425, 426, 427  # the numbers of the system calls, on every processor
 READ_FIXED, WRITE_FIXED, READ, WRITE = 4, 5, 22, 23
-REGISTER_BUFFERS, REGISTER_FILES, REGISTER_WORKERS = 0, 2, 19
+REGISTER_BUFFERS, REGISTER_FILES = 0, 2
 FIXED_FILE = 1  # flag of an SQE: `fd` is an index of the registered files
-ASYNC = 16  # flag of an SQE: leave it to a worker of the kernel at once
 ENTER_GETEVENTS = 1
 FEATURE_SINGLE_MMAP = 1
 OFFSET_RINGS, OFFSET_SQES = 0, 0x10000000
@@ -120,10 +119,6 @@ class Ring:
     def register_file(self, fd: int) -> None:
         """Make `fd` registered file 0. Raises OSError."""
         self._register(REGISTER_FILES, struct.pack("<i", fd), 1)
-
-    def limit_workers(self, most: int) -> None:
-        """How many workers of the kernel serve this thread's requests at most. Raises OSError."""
-        self._register(REGISTER_WORKERS, struct.pack("<II", most, most), 2)
 
     def _register(self, what: int, payload: bytes, count: int) -> None:
         buffer = ctypes.create_string_buffer(payload, len(payload))

@@ -11,7 +11,7 @@ saw may be gone when `read` comes for it. It refuses to know the tree, requests 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from hicache.operations import PageRuns
@@ -53,11 +53,6 @@ class PageStore(Protocol):
         ...
 
 
-def numbered(pages: PageRuns) -> list[int]:
-    """A page list, written out."""
-    return list(_each(pages))
-
-
-def _each(pages: PageRuns) -> Iterator[int]:
-    for first, count in pages:
-        yield from range(first, first + count)
+def numbered(pages: Iterable[tuple[int, int]]) -> list[int]:
+    """A list of pages, or of their keys, written out."""
+    return [each for first, count in pages for each in range(first, first + count)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hicache.errors import InputError, TransferError
@@ -66,6 +67,7 @@ class DynamicStore:
         self.interface: Interface = interface
         self.owner = owner
         self.failures = 0
+        self._lock = threading.Lock()
         self._class = f"{module_path}.{class_name}"
         self._host = host
         self._fence = Fence(self.name, timeout_s)
@@ -103,11 +105,12 @@ class DynamicStore:
     def leading(self, names: Sequence[str]) -> int:
         """See PageStore."""
         found = 0
-        for batch in _batches(names):
-            here = self._ask_leading(batch)
-            found += here
-            if here < len(batch):
-                break
+        with self._counting():
+            for batch in _batches(names):
+                here = self._ask_leading(batch)
+                found += here
+                if here < len(batch):
+                    break
         return found
 
     def read(self, names: Sequence[str], pages: PageRuns) -> int:
@@ -129,7 +132,7 @@ class DynamicStore:
                 try:
                     self._fence.call("close", act)
                 except TransferError:
-                    self.failures += 1
+                    self._count()
 
     # ------------------------------------------------------------------ one batch
 
@@ -141,20 +144,31 @@ class DynamicStore:
     ) -> int:
         assert len(names) == len(pages), f"{len(names)} names for {len(pages)} pages"
         done = 0
-        for batch in _batches(names):
-            berth = self._pool.take_berth(self._fence.timeout_s)
-            loan = _Loan(lambda berth=berth: self._pool.give_berth(berth))
-            try:
-                here = act(berth, batch, pages[done : done + len(batch)], loan)
-            except TransferError:
-                self.failures += 1
-                raise
-            finally:
-                loan.drop()
-            done += here
-            if here < len(batch):
-                break
+        with self._counting():
+            for batch in _batches(names):
+                berth = self._pool.take_berth(self._fence.timeout_s)
+                loan = _Loan(lambda berth=berth: self._pool.give_berth(berth))
+                try:
+                    here = act(berth, batch, pages[done : done + len(batch)], loan)
+                finally:
+                    loan.drop()
+                done += here
+                if here < len(batch):
+                    break
         return done
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """One operation: should it fail, it is counted."""
+        try:
+            yield
+        except TransferError:
+            self._count()
+            raise
+
+    def _count(self) -> None:
+        with self._lock:
+            self.failures += 1
 
     def _read_batch(self, berth: int, names: Sequence[str], pages: list[int], loan: _Loan) -> int:
         pool, keys = self._pool, list(names)

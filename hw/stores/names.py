@@ -83,5 +83,8 @@ class Owner:
         return f"{name}{self.suffix}{SUFFIX}"
 
     def owns(self, file_name: str) -> bool:
-        """Whether a file in a shared folder is one of this rank's."""
-        return file_name.endswith(self.suffix + SUFFIX)
+        """Whether a file in a shared folder is one of this rank's, and not of a model whose name
+        only ends alike: a hash has no underscore.
+        """
+        tail = self.suffix + SUFFIX
+        return file_name.endswith(tail) and "_" not in file_name[: -len(tail)]

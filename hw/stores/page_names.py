@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hicache.operations import PageRuns
 from hicache.requests import Request
+from hw.stores.contract import numbered
 from traces.page_hash import page_digests
 
 TokensOf = Callable[[Request, int], Sequence[int]]
@@ -38,9 +39,9 @@ class PageNames:
         """Learn the names of a request's full pages, of its answer's as far as they are named."""
         page, digests = self._page, self._digests
         full = request.prompt_tokens // page
-        keys = list(_each(request.prompt_runs))[:full]
+        keys = numbered(request.prompt_runs)[:full]
         if len(keys) == full:
-            keys += _each(request.output_runs or ())
+            keys += numbered(request.output_runs or ())
         known = 0
         while known < len(keys) and keys[known] in digests:
             known += 1
@@ -59,7 +60,7 @@ class PageNames:
 
     def names(self, keys: PageRuns) -> list[str]:
         """A name for each key."""
-        return [self._name(key) for key in _each(keys)]
+        return [self._name(key) for key in numbered(keys)]
 
     def _name(self, key: int) -> str:
         digest = self._digests.get(key)
@@ -67,8 +68,3 @@ class PageNames:
             own = self._own + key.to_bytes(8, "little", signed=True)
             digest = hashlib.sha256(own).digest()
         return digest.hex()
-
-
-def _each(runs: Iterable[tuple[int, int]]) -> Iterator[int]:
-    for first, count in runs:
-        yield from range(first, first + count)

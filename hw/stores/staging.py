@@ -66,7 +66,8 @@ class StagingPool:
             ) from None
         if not self._mla:
             self.k_buffer, self.v_buffer = self.kv_buffer[0], self.kv_buffer[1]
-        self._berths: queue.SimpleQueue[int] = queue.SimpleQueue()
+        # Not a SimpleQueue: a `get` whose time is up may wait for ever there (see hw.machine).
+        self._berths: queue.Queue[int] = queue.Queue()
         for berth in range(berths):
             self._berths.put(berth)
 

@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         begun_s = time.monotonic()
         body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if not isinstance(body["prompt"], list):
+        if not all(isinstance(each, int) for each in body["prompt"]):
             self._answer(400, {"error": "token ids only"})
             return
         stub, prompt, tokens = self.stub, body["prompt"], body["max_tokens"]

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHIPPED_TRACE = REPOSITORY / "data" / "agents.jsonl"
 COMMAND = str(Path(sys.executable).with_name("hicache"))
@@ -76,3 +78,26 @@ def processes_of_session(session: int) -> list[str]:
         if int(rest.split()[3]) == session and rest[0] != "Z":
             found.append(head)
     return found
+
+
+def refusal(
+    arguments: Sequence[str | Path],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> str:
+    """The one line in which the command, run in `folder`, refuses `arguments`; it must leave every
+    file there as it was and print nothing else.
+    """
+    from cli.main import run
+
+    before = files_under(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["hicache", *map(str, arguments)])
+    assert run() == 2
+    said, complained = capsys.readouterr()
+    assert said == ""
+    assert complained.startswith("hicache: error: ")
+    assert complained.count("\n") == 1
+    assert files_under(folder) == before
+    return complained

@@ -9,14 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.main import run
 from hicache.errors import InputError
+from report.compare_metrics import Row
+from report.counters import SPREADS
 from report.prometheus import (
     Scrape,
+    at_rank,
     histogram,
     of_ranks,
     parse_scrape,
@@ -63,8 +68,10 @@ SUMMARY: dict[str, Any] = {
     "load_back_bytes_total": 3_000_000,
     "hicache_dropped_tokens_total": {"host_pressure": 0, "write_through_unbacked_eviction": 0},
     "hicache_host_total_tokens": 8000,
-    "ttft_ms": {"p50": 150.0, "p90": 250.0, "p99": 900.0, "mean": 210.0},
+    "ttft_ms": {"p50": 162.5, "p90": 315.0, "p99": 841.5, "mean": 210.0},
 }
+# Of the rows, in no order. At the ranks of a histogram: 150, 250, 900.
+TTFT_MS = [900, 20, 30, 146, 175, 190, 150, 199, 40, 250]
 
 
 @pytest.fixture
@@ -74,7 +81,9 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(SUMMARY))
     (folder / "scenario.toml").write_text("")
-    (folder / "requests.parquet").write_text("")
+    times: dict[str, list[int | None]] = {each.column: [None] * len(TTFT_MS) for each in SPREADS}
+    times["ttft_ns"] = [ms * 1_000_000 for ms in TTFT_MS]
+    pyarrow.parquet.write_table(pyarrow.table(times), folder / "requests.parquet")
     (tmp_path / "metrics.txt").write_text(SCRAPE)
     monkeypatch.chdir(tmp_path)
     return folder
@@ -129,6 +138,8 @@ def test_times_are_compared_with_the_buckets_of_a_histogram(type_in: Any) -> Non
     assert found["TTFT p90 ms"]["between"] == [100, 200]
     assert found["TTFT p99 ms"]["between"] == [200, None]
     assert found["TTFT mean ms"]["measured"] == 200
+    predicted = [found[f"TTFT {name} ms"]["predicted"] for name in ("p50", "p90", "p99", "mean")]
+    assert predicted == [150, 250, 900, 210]
     _, said, _ = type_in("result", "metrics.txt")
     shown = {line[: len("TTFT p50 ms")]: line for line in said.splitlines()}
     assert shown["TTFT p50 ms"].endswith("100 .. 200      within")
@@ -251,8 +262,8 @@ def test_an_exported_prediction_is_equal_to_itself(
     assert len(between) == 12
     for row in between:
         low, high = row["between"]
-        # Between two values the quantile may lie just below the bucket that its rank falls into.
-        assert 0.9 * low <= row["predicted"] <= (math.inf if high is None else high), row
+        assert low < row["predicted"] or low == row["predicted"] == 0, row
+        assert row["predicted"] <= (math.inf if high is None else high), row
     assert found["cached_tokens_total{cache_source=storage}"]["measured"] > 0
     first = (tmp_path / "metrics.prom").read_bytes()
     monkeypatch.setattr(
@@ -318,6 +329,31 @@ def test_quantiles_are_edges() -> None:
     assert quantile(buckets, 0.99) == (5.0, math.inf)
     assert quantile([], 0.5) is None
     assert quantile([(1.0, 0.0)], 0.5) is None
+
+
+@given(st.lists(st.integers(0, 12), min_size=1), st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_time_at_its_rank_lies_in_the_bucket_of_the_same_times(
+    times: list[int], share: float
+) -> None:
+    buckets = [(edge, float(sum(time <= edge for time in times))) for edge in (2.0, 5.0, math.inf)]
+    time = at_rank(sorted(times), share)
+    all_edges = [(0.0, 2.0), (2.0, 5.0), (5.0, math.inf)]
+    assert [each for each in all_edges if Row("", time, None, each).fits] == [
+        quantile(buckets, share)
+    ]
+
+
+def test_rows_that_cannot_be_read_are_one_line(type_in: Any, result: Path) -> None:
+    (result / "requests.parquet").write_bytes(b"PAR1 and no more")
+    for _ in ("no parquet", "none at all"):
+        code, said, complained = type_in("result", "metrics.txt")
+        assert (code, said, complained.count("\n")) == (2, "", 1)
+        assert "requests.parquet: " in complained
+        (result / "requests.parquet").unlink(missing_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), result / "requests.parquet")
+    code, said, complained = type_in("result", "metrics.txt")
+    assert (code, said, complained.count("\n")) == (2, "", 1)
+    assert "it has no column ttft_ns" in complained
 
 
 def test_a_series_that_is_new_counts_from_0() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import COMMAND, files_under, hicache
 
-from cli.report_run import check_target
+from cli.targets import check_target
 
 TIERS = ("--l1", "40000tokens", "--l2", "2x", "--l3", "10x")
 POLICY = """
@@ -45,7 +45,9 @@ def test_from_two_policies_and_one_of_my_own_to_a_page(small_trace: Path, tmp_pa
     page = hicache("report", "c", cwd=tmp_path)
     assert (page.returncode, page.stderr, page.stdout) == (0, "", "report: c.html\n")
     assert mine["verdict"] in (tmp_path / "c.html").read_text()
-    check_target(str(tmp_path / "c.html"), replaces=False)  # its own page would be replaced
+    check_target(
+        str(tmp_path / "c.html"), "report", replaces=False
+    )  # its own page would be replaced
     again = hicache(
         "compare", "--file", "c/compare.toml", "--resamples", "100", "--out", "d", "-q",
         cwd=tmp_path, env={"PYTHONHASHSEED": "77"},

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_helpers import files_under, hicache
+from cli_helpers import files_under, hicache, refusal
+
+from cli.targets import check_target
 
 FEW = ("--l2", "4GiB,12GiB", "--l3", "0,20GiB", "--page-size", "64")
 L1 = ("--l1", "40000tokens")
@@ -23,6 +25,8 @@ def test_a_plan_is_repeated_by_a_replay_of_its_scenario(tmp_path: Path, small_tr
     assert f"{ran} of {of} combinations were simulated" in done.stdout
     chosen = document["points"][document["chosen"]]
     assert b"<svg" in (tmp_path / "p.svg").read_bytes()
+    for name in ("plan.json", "p.svg", "b.toml"):  # its own would be replaced
+        check_target(str(tmp_path / name), "plan", replaces=False)
     replayed = hicache("replay", "--scenario", "b.toml", "--out", "r", "-q", cwd=tmp_path)
     assert replayed.returncode == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
@@ -82,6 +86,7 @@ def test_the_same_plan_is_the_same_bytes_and_a_goal_decides(
         (("TRACE", "--out", "mine.json"), "was not made by hicache plan"),
         (("TRACE", "--save-scenario", "mine.json"), "was not made by hicache plan"),
         (("TRACE", "--out", "no/x.json"), "there is no folder no"),
+        (("TRACE", "--out", "x.svg", "--plot", "./x.svg"), "--out and --plot are both ./x.svg"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -92,16 +97,6 @@ def test_bad_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from cli.main import run
-
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.json").write_text("{}")
     given = [str(small_trace) if each == "TRACE" else each for each in arguments]
-    monkeypatch.setattr("sys.argv", ["hicache", "plan", *given])
-    assert run() == 2
-    said, complained = capsys.readouterr()
-    assert said == ""
-    assert complained.startswith("hicache: error: ")
-    assert complained.count("\n") == 1
-    assert reason in complained
-    assert [each.name for each in tmp_path.iterdir()] == ["mine.json"]
+    assert reason in refusal(["plan", *given], tmp_path, monkeypatch, capsys)

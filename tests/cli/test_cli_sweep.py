@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from cli_helpers import COMMAND, files_under, hicache, processes_of_session
+from cli_helpers import COMMAND, files_under, hicache, processes_of_session, refusal
 
 from hicache.errors import InputError
 from sim.sweep_store import check_out
@@ -65,6 +65,13 @@ def test_one_core_gives_the_same_bytes_and_a_larger_grid_runs_what_is_new(
     done = hicache(*more, cwd=tmp_path)
     assert "8 of 8 scenarios, 6 of them done before" in done.stdout
     assert sorted(each.name for each in tmp_path.iterdir()) == ["sweep.parquet"]
+    # Rows of a sweep that varied something else, too: their options are no figures.
+    other = ("sweep", small_trace, *GRID[:2], *SET, "--set", "restore.policy=always", "-q")
+    done = hicache(*other, cwd=tmp_path)
+    assert "3 of 3 scenarios, 3 of them done before" in done.stdout
+    again = (tmp_path / "sweep.parquet").read_bytes()
+    assert hicache(*other, "--fresh", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "sweep.parquet").read_bytes() == again
 
 
 def test_scenarios_that_fail_have_a_row_that_says_why(tmp_path: Path, small_trace: Path) -> None:
@@ -109,19 +116,9 @@ def test_bad_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from cli.main import run
-
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.parquet").write_text("mine")
     given = [str(small_trace) if each == "TRACE" else each for each in arguments]
-    monkeypatch.setattr("sys.argv", ["hicache", "sweep", *given])
-    assert run() == 2
-    said, complained = capsys.readouterr()
-    assert said == ""
-    assert complained.startswith("hicache: error: ")
-    assert complained.count("\n") == 1
-    assert reason in complained
-    assert [each.name for each in tmp_path.iterdir()] == ["mine.parquet"]
+    assert reason in refusal(["sweep", *given], tmp_path, monkeypatch, capsys)
 
 
 def test_a_dry_run_lists_and_runs_nothing(tmp_path: Path, small_trace: Path) -> None:

@@ -14,7 +14,7 @@ from cli.compare_table import contrast_lines
 from hicache.errors import InputError
 from hicache.node import Node
 from hicache.tree import Match
-from report.plots import belief, capacity, devices, requests
+from report.plots import belief, capacity, devices, plan, requests
 from sim.compare import Comparison, compare
 from sim.compare_variants import Study, study_of_file, variants_of_key
 from sim.own_policy import load_class
@@ -95,12 +95,12 @@ def test_every_picture_is_in_the_table_of_them() -> None:
     named = set(re.findall(r"`(\w+\.\w+)\(", REPORT.split("| function | picture |")[1]))
     there = {
         f"{module.__name__.rpartition('.')[2]}.{name}"
-        for module in (belief, capacity, devices, requests)
+        for module in (belief, capacity, devices, plan, requests)
         for name, each in vars(module).items()
         if callable(each) and getattr(each, "__module__", "") == module.__name__
         if each.__annotations__.get("return") == "Figure"
     }
     # Drawn through draw_curve.
-    assert named - {"devices.operations_of", "devices.states_of"} == there - {
+    assert named - {"devices.operations_of", "devices.states_of", "plan.plan_table"} == there - {
         "capacity.hit_rate_over_capacity"
     }

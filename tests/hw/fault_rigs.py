@@ -119,7 +119,7 @@ class GivingUp:
         assert self._run is not None
         engine, recorder = self._run.engine, self._run.run.recorder
         direction = getattr(operation, "direction", "")
-        for each in engine.scheduler._live.values():
+        for each in engine.scheduler.endings.live.values():
             if each.aborting:
                 continue
             phase = each.phase

@@ -82,12 +82,18 @@ def runs(numbers) -> tuple[tuple[int, int], ...]:
     return tuple((first, count) for first, count in made)
 
 
+def environment(*folders: Path) -> dict[str, str]:
+    """For another Python that is to import what this one can, and what is in `folders`."""
+    paths = os.pathsep.join(map(str, [ROOT, *folders, *filter(None, sys.path)]))
+    return {**os.environ, "PYTHONPATH": paths}
+
+
 def python(code: str, *arguments: object, wait: bool = True) -> subprocess.Popen[str]:
     """Another Python, in the project's root. With `wait`, it has ended with 0."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

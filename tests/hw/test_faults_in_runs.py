@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ pytest.importorskip("torch")
 
 from fault_rigs import DAMAGE, PHASES, CrookedDisk, GivingUp, after, failing
 from fault_runs import DEVICES, FaultyRun, scenario_of, transfers, write_inputs
+from file_store_helpers import ROOT
 
 from hicache.node import HOST, STORAGE
 from hw.storage import pread
@@ -137,3 +140,18 @@ def test_requests_are_given_up_in_every_phase(folder, device, monkeypatch):
     for phase in PHASES:
         assert giving_up.given_up[phase] >= 1, giving_up.given_up
     assert run.engine.metrics.aborted >= 6
+
+
+def test_the_benchmark_counts_no_fault_that_never_happened(monkeypatch):
+    """`benchmarks/hw/faults.py`: it once said that a lost file was survived which nobody read."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "hw"))
+    monkeypatch.setattr(sys, "path", list(sys.path))  # it makes itself at home there
+    from faults import FAULTS, without_effect
+
+    table = {name: Counter() for name in FAULTS}
+    assert without_effect(table) == "", "nothing was tried"
+    for name, (_, key) in FAULTS.items():
+        table[name].update({"runs": 2, key: 1})
+    assert without_effect(table) == ""
+    table["file removed"]["failed_copies"] = 0
+    assert without_effect(table) == "never happened: file removed"

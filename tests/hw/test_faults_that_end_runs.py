@@ -32,7 +32,7 @@ from fault_runs import (
     scenario_of,
     write_inputs,
 )
-from file_store_helpers import ROOT
+from file_store_helpers import ROOT, environment
 
 import hw.run
 from hicache.errors import InputError
@@ -40,6 +40,8 @@ from hicache.metrics import Metrics
 from hw.assembly import Assembly
 from hw.journal import RECORD, Journal
 from hw.run_command import run_live_scenario
+from hw.storage.file_store import FileStore
+from hw.storage.host import HostBuffer
 from sim.run_command import run_replay
 
 REQUESTS = 21  # of the usual trace
@@ -173,6 +175,17 @@ def test_ctrl_c_leaves_a_result_and_nothing_else(folder, monkeypatch, capsys):
     check_replays("out", pandas.read_parquet("out/requests.parquet"))
 
 
+def test_a_journal_that_cannot_be_begun_lets_go_of_the_machine(folder):
+    """Its devices have no queues yet that would close them."""
+    journal = Journal(str(folder / "scenario.toml" / "out"))
+    (folder / "scenario.toml").write_text("")
+    with pytest.raises(InputError, match=r"scenario\.toml") as raised:
+        hw.run.prepare(scenario_of(folder), device=HERE, tell=lambda _: None, journal=journal)
+    store = FileStore(folder / "l3", 4, 4096, HostBuffer(4, 4096))  # nobody holds it
+    store.close()
+    del raised
+
+
 def test_what_never_began_leaves_nothing(folder, monkeypatch):
     with pytest.raises(InputError, match="no room for an L3"):
         rigged_command(folder, HERE, monkeypatch, quick, tiers__l3="100000000000pages")
@@ -190,7 +203,7 @@ def started(folder: Path, device: str, *assignments: str) -> subprocess.Popen[st
     return subprocess.Popen(
         [*command, f"--device={device}", *keys, *(f"--set={each}" for each in assignments)],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
     )  # fmt: skip
 
 
@@ -292,7 +305,7 @@ def test_a_disk_that_is_full(folder):
     done = subprocess.run(
         [*inside, f'{mount} && exec "$@"', "sh", *code],
         cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"},
+        env=environment(Path(__file__).parent),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "(ENOSPC); 0 bytes are free on its disk" in done.stdout

@@ -199,7 +199,10 @@ def test_a_crew_works_on_a_list_while_the_next_one_is_made():
     crew.stream(done.append, lists())
     assert seen == [4], "helpers began before the second list was there"
     assert sorted(done) == list(range(9))
-    for few in ((), ((),), ((), range(3)), (range(1),), (range(1), range(1, 3))):
+    for few in (
+        (), ((),), ((), range(3)), (range(1),), (range(1), range(1, 3)),
+        (range(1), (), range(1, 3)), ((), (), range(3)),
+    ):  # fmt: skip
         done.clear()
         crew.stream(done.append, few)
         assert sorted(done) == list(range(sum(map(len, few))))

@@ -14,7 +14,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from file_store_helpers import FORBID_IO_URING, ROOT, fill, have_direct, needs_io_uring, python
+from file_store_helpers import (
+    FORBID_IO_URING,
+    ROOT,
+    environment,
+    fill,
+    have_direct,
+    needs_io_uring,
+    python,
+)
 
 from hicache.errors import InputError, TransferError
 from hw.storage import ring as io_uring
@@ -280,7 +288,7 @@ def test_a_disk_that_runs_full(tmp_path, backend):
     done = subprocess.run(
         [*inside, f'{prepare} && exec "$@"', "sh", sys.executable, "-c", FULL, tmp_path, backend],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"},
+        env=environment(Path(__file__).parent),
         capture_output=True,
         text=True,
         timeout=50,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from file_store_helpers import environment
 from live_runs import PacedDevice, thread_lanes
 from simpy import Environment as SimpyEnvironment
 
@@ -406,10 +406,9 @@ STUCK = """
 def stuck(limit: float) -> subprocess.Popen[str]:
     """A process whose device blocks for ever."""
     script = textwrap.dedent(STUCK).format(folder=str(Path(__file__).parent), limit=limit)
-    paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     return subprocess.Popen(
         [sys.executable, "-c", script], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": paths},
+        env=environment(),
     )  # fmt: skip
 
 

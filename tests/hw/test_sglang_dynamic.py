@@ -306,7 +306,7 @@ def test_a_bad_answer_fails_one_operation(
     assert act(store, verb) == 4, "the next operation is none the worse"
     if verb.startswith("read"):
         assert content(host)[20:24] == before[:4]
-    assert store.failures == (0 if verb == "leading" else 1)
+    assert store.failures == 1
 
 
 SHORT_ANSWERS: list[tuple[str, str, Any, int]] = [
@@ -392,7 +392,7 @@ def test_when_all_hang_the_store_says_so_until_one_returns(host: HostBuffer) -> 
     while store._fence.late and time.monotonic() < deadline:
         time.sleep(0.01)
     assert store.read(keys, ((20, 4),)) == 4
-    assert store.failures == 2
+    assert store.failures == 3, "also the one that found no staging memory"
 
 
 def test_a_berth_comes_back_after_every_operation(host: HostBuffer) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from report.plots import belief, capacity, devices
+from report.plots import belief, capacity, devices, plan
 from report.plots import requests as plots
 from report.plots.style import (
     DASHES,
@@ -246,6 +246,27 @@ def test_a_curve_its_optimum_and_a_policy() -> None:
     figure = capacity.draw_curve(document, mine)
     assert labels(figure) == ["LRU", "optimum, may bypass", "mine"]
     assert figure.axes[0].texts[0].get_text() == "ceiling 50.0 %"
+
+
+def test_a_plan_its_front_and_its_goal() -> None:
+    points = [
+        {"cost": cost, "ttft_ms.p99": ms, "tiers.l2": f"{cost}GiB", "tiers.l3": "9GiB",
+         "l3_bytes": 9 * (cost == 40)}
+        for cost, ms in ((0, 900.0), (10, 300.0), (20, 500.0), (40, 100.0))
+    ]  # fmt: skip
+    table = plan.plan_table({"points": points, "front": [0, 1, 3], "knee": 1, "chosen": None})
+    assert table["front"].tolist() == [True, True, False, True]
+    figure = plan.ttft_over_cost(table, 200.0)
+    assert labels(figure) == ["simulated", "front", "knee", "goal"]
+    (axes,) = figure.axes
+    assert axes.get_yscale() == "log"
+    drawn = {each.get_label(): each.get_xydata().tolist() for each in axes.get_lines()}
+    assert drawn["front"] == [[0, 900], [10, 300], [40, 100]]
+    assert (drawn["simulated"], drawn["knee"]) == ([[20, 500]], [[10, 300]])
+    assert [each.get_text() for each in axes.texts] == [
+        "L2 0GiB", "L2 10GiB", "L2 40GiB, L3 9GiB"
+    ]  # fmt: skip
+    assert plan.ttft_over_cost(table[:0]).axes[0].texts[0].get_text() == "nothing was simulated"
 
 
 def test_belief_over_truth_and_the_regret_so_far() -> None:

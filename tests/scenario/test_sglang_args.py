@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ from hicache.errors import InputError
 from scenario.load import load_scenario
 from scenario.presets import is_allowed
 from scenario.records import value_types
-from scenario.sglang_args import read_server_args, scenario_lines, with_server_args
+from scenario.sglang_args import _STORES, read_server_args, scenario_lines, with_server_args
 from scenario.sglang_flags import known_flags, parse_arguments
 from scenario.sglang_rules import SGLANG_PRESETS, SGLANG_VERSIONS
+from scenario.stores import STORES
 
 ON = "--enable-hierarchical-cache "
 
@@ -56,6 +59,8 @@ MEANS = [
     (ON, "tiers.page_size_tokens", 1),
     (ON, "tiers.l3", "0"),
     (ON + "--hicache-storage-backend file", "tiers.l3", "100x"),
+    (ON + "--hicache-storage-backend mooncake", "machine.store", "mooncake"),
+    (ON + "--hicache-storage-backend simm", "machine.store", "simm"),
     ("--page-size 64", "tiers.l2", "0"),
     ("--hicache-ratio 2", "tiers.l2", "0"),
     (ON + "--hicache-io-backend direct", "machine.transfer_mode", "dma"),
@@ -115,6 +120,14 @@ def test_sizes_are_per_rank() -> None:
         assert any("taken 4 times" in note for note in read.notes)
 
 
+def test_replicas_are_instances_behind_a_router() -> None:
+    assert options("--dp 4")["instances"] == 4
+    assert "router" not in options("--dp 4 --load-balance-method round_robin")
+    assert options("--dp 4 --load-balance-method total_requests")["router"] == "least_loaded"
+    said = notes("--dp 4 --load-balance-method total_tokens")
+    assert "--load-balance-method total_tokens: not simulated" in said
+
+
 def test_what_stands_in_the_command_wins_over_the_arguments() -> None:
     given: dict[str, object] = {"tiers.l2": "5x", "seed": 7}
     overrides, said = with_server_args(ON + "--hicache-ratio 2 --port 1", None, given)
@@ -138,6 +151,26 @@ def test_as_a_scenario_file_it_is_the_same(tmp_path: Path) -> None:
     file.write_text("\n".join(scenario_lines(read_server_args(text))))
     overrides, _ = with_server_args(text, None, {})
     assert load_scenario(file) == load_scenario(None, overrides)
+
+
+def test_a_name_with_quotes_is_written_so_that_it_is_read() -> None:
+    name = '/models/my "best" \\one\t'
+    lines = scenario_lines(read_server_args(f"--model-path {shlex.quote(name)}"))
+    assert tomllib.loads("\n".join(lines))["model"]["name"] == name
+
+
+@pytest.mark.parametrize("preset", SGLANG_PRESETS)
+def test_every_store_has_its_times_or_it_is_said(preset: str) -> None:
+    version = SGLANG_VERSIONS[SGLANG_PRESETS.index(preset)]
+    stores = _STORES[version].split()
+    assert set(stores) >= set(STORES) - {"simm"}
+    text = "--hicache-storage-backend-extra-config "
+    text += '\'{"backend_name": "a", "module_path": "b", "class_name": "c"}\''
+    for store in stores:
+        asked = f"{ON} --page-size 64 --hicache-storage-backend {store} {text}"
+        found, said = options(asked, preset), notes(asked, preset)
+        assert found.get("machine.store") == (store if store in STORES else None)
+        assert ("not modelled" in said) == (store not in STORES and store != "file")
 
 
 def test_a_config_file_comes_before_the_command_line(tmp_path: Path) -> None:
@@ -200,6 +233,9 @@ def test_what_has_no_effect_or_is_not_simulated_is_said() -> None:
     assert "no --enable-hierarchical-cache" in notes("--hicache-ratio 2 --page-size 64")
     assert "no --hicache-storage-backend" in notes(ON + "--hicache-storage-prefetch-policy timeout")
     assert "speculative decoding" in notes("--speculative-algorithm EAGLE")
+    for name in ("--enable-dp-attention", "--attn-dp-size 2", "--attention-data-parallel-size 2"):
+        assert "attention on replicas of their own" in notes(name, "sglang-0.5.23")
+    assert "context parallelism of decode" in notes("--decode-context-parallel-size 2")
     assert "served as they come" in notes("--schedule-policy lpm")
     assert "served as they come" not in notes("--schedule-policy fcfs")
     assert "no limit was given" in notes(ON + "--hicache-storage-backend file")

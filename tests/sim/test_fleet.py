@@ -185,9 +185,9 @@ def test_a_store_is_shared_and_a_private_l3_is_not(trace: Path, mode: str) -> No
         assert ("instances" in one, len(four["instances"])) == (False, 4)  # type: ignore[arg-type]
         written = [each["backuped_tokens_total"] for each in (one, four)]
         if shares:  # pages that another one wrote are not written again
-            assert written[1] <= written[0] * 1.05  # type: ignore[operator]
+            assert written[1] <= written[0] * 1.002  # type: ignore[operator]
         else:
-            assert written[1] > written[0] * 1.2  # type: ignore[operator]
+            assert written[1] > written[0] * 2  # type: ignore[operator]
         for key in ("requests", "prompt_tokens", "computed_tokens"):
             assert four[key] == sum(each[key] for each in four["instances"])  # type: ignore
         assert four["prompt_tokens"] == one["prompt_tokens"]

@@ -80,6 +80,15 @@ def test_a_question_takes_what_the_model_says() -> None:
         assert (took, answer) == (look_ns, 10)
 
 
+def test_questions_do_not_wait_for_one_another() -> None:
+    env, machine = machine_with(StoreContents(), "mooncake")
+    lanes = machine.lanes()
+    asked = [Watched(env, lanes.submit(Lookup(pages, ((0, pages),)))) for pages in (128, 1)]
+    env.run()
+    took = [each.done.finished_ns - each.done.submitted_ns for each in asked]
+    assert took == [100_000 + 128 * 1000, 100_000 + 1000]
+
+
 # ---------------------------------------------------------------------- two engines, one store
 
 OPTIONS = EngineOptions(

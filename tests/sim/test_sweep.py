@@ -10,6 +10,7 @@ import pytest
 from hicache.errors import InputError
 from scenario.load import load_scenario
 from scenario.results import summary_text
+from scenario.stores import dump_store, load_store
 from sim import sweep_trace
 from sim.replay import replay
 from sim.sweep import Grid, axis_of, cells_of
@@ -98,7 +99,18 @@ def test_a_digest_changes_with_all_that_figures_depend_on(trace: str, tmp_path: 
     mine.write_text(profile.read_text().replace("60000", "60001", 1))
     other_machine = digest()
     copy.write_bytes(Path(trace).read_bytes() + Path(trace).read_bytes().splitlines(True)[-1])
-    assert len({before, other_machine, digest()}) == 3
+    other_trace = digest()
+    store = tmp_path / "store.json"
+    options["machine.store"] = str(store)
+    written = dump_store(load_store("mooncake"))
+    digests = {before, other_machine, other_trace}
+    for text in (written, written.replace("87000000000", "87000000001", 1)):
+        store.write_text(text)
+        digests.add(digest())
+    assert len(digests) == 5
+    store.write_text("{}")
+    with pytest.raises(InputError, match=r"store\.json: "):
+        digest()
 
 
 @pytest.mark.extended
