@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from calibrate.validate.command import recorded_runs, write_validation
 from calibrate.validate.limits import KNOWN, Limits
 from calibrate.validate.validation import Validation, validate
