@@ -147,10 +147,12 @@ def _without_gpu(options: Options, geometry: ModelGeometry) -> list[Probe]:
         from calibrate.openai import Server
         from calibrate.probes.server import ServerProbe
 
-        server = Server(options.server, options.served_model)
-        probes.append(
-            ServerProbe(server, geometry.vocab_size, geometry.max_context_tokens, seed=options.seed)
-        )
+        probe = ServerProbe(
+            Server(options.server, options.served_model), geometry.vocab_size,
+            geometry.max_context_tokens, seed=options.seed,
+        )  # fmt: skip
+        probe.check()
+        probes.append(probe)
     return [
         *probes,
         DiskProbe(
