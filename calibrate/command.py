@@ -43,6 +43,8 @@ def run_calibration(options: Options) -> int:
     base = load_profile(options.base)
     with ExitStack() as stack:
         kit = make_kit(options, stack)
+        for doubt in kit.machine.doubts:
+            print(f"warning: {doubt}: samples may be disturbed", file=sys.stderr)
         journal = Journal(f"{options.out}.journal", identity(options, kit))
         stack.callback(journal.close)
         if journal.resumed:
