@@ -44,7 +44,8 @@ JOINT = ((2, 500, 0), (4, 250, 2000), (3, 1000, 4000), (8, 100, 8000), (2, 2000,
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (128, 1024, 4096, 16_384, 65_536, 122_880)
 DECODE_CHECKS = ((1, 2500), (3, 2000), (6, 6000), (12, 3000), (20, 8000), (28, 1500), (40, 2000),
-                 (56, 6000), (90, 1500))  # fmt: skip
+                 (56, 6000), (90, 1500), (3, 90_000), (12, 40_000), (40, 12_000),
+                 (100, 6000))  # fmt: skip
 MOST_DECODE_TOKENS = 64 * 16_384
 BURST_BATCHES = (1, 8, 32)
 
@@ -113,6 +114,9 @@ class StepsProbe:
         scale = self._bench.scale
         sizes = {(batch, context) for batch in BATCHES for context in CONTEXTS}
         sizes |= {(batch, each) for batch in Buckets().decoders for each in CONTEXTS[:3]}
+        # No batch's row ends before the tokens of all its requests would fill an L1.
+        sizes |= {(batch, min(scale.context_tokens, MOST_DECODE_TOKENS // batch))
+                  for batch in (*BATCHES, *Buckets().decoders)}  # fmt: skip
         if effort == "thorough":
             sizes |= {(batch, 8192) for batch in BATCHES}
         checks = set(DECODE_CHECKS) - sizes

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.fits import fit_curve, quantile, slope_through
-from calibrate.machine import link_bytes_per_s
+from calibrate.machine import doubts, link_bytes_per_s, look
 from calibrate.sampling import Disturbed, Exhausted, Rule, median_interval, sample
 from hicache.errors import InputError
 from scenario.measurement import Sample
@@ -203,3 +203,10 @@ def test_terms_are_never_negative():
 def test_what_a_link_can_carry(generation, width, gb_s):
     assert link_bytes_per_s(generation, width) / 1e9 == pytest.approx(gb_s, rel=0.001)
     assert link_bytes_per_s(99, 16) == 0
+
+
+def test_other_work_on_the_machine_is_told():
+    assert doubts(0.4, 2, 0) == doubts(8.0, 16, 10) == ()
+    assert doubts(1.1, 2, 0) == ("other work runs here, a load of 1.1 on 2 cores",)
+    assert doubts(0.0, 2, 93) == ("other work runs on the GPU, which is 93 % busy",)
+    assert "when it began" in look("none").facts["load"]
