@@ -48,6 +48,10 @@ from hicache.store_index import StoreWriter
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
 
+# Of a request: tokens in its KV cache, and the L1 pages that hold it, or are about to: those of the
+# tree, then its own, each in order.
+Asked = tuple[Request, int, PageRuns, PageRuns]
+
 
 @final
 class Scheduler:
@@ -244,23 +248,19 @@ class Scheduler:
 
     # ------------------------------------------------------------------ for real machines
 
-    def request(self, number: int) -> Request:
-        """A request that is queued or runs."""
-        return self.endings.live[number].request
+    def asked(self, number: int, past_tokens: int) -> Asked:
+        """What a device needs to know of a request that runs, as it is now."""
+        return self._asked(self.endings.live[number], past_tokens)
 
-    def decoding(self) -> list[tuple[int, int]]:
-        """(request number, tokens in its KV cache) of the decode batch, in its order."""
+    def decoding(self) -> list[Asked]:
+        """The same of the decode batch, in its order."""
         batch = self.decode.batch
-        return [(run.request.number, batch.kv_tokens(run)) for run in batch]
+        return [self._asked(run, batch.kv_tokens(run)) for run in batch]
 
-    def page_lists(self, number: int) -> tuple[PageRuns, PageRuns]:
-        """The L1 pages that hold, or are about to hold, the KV cache of a request that runs: those
-        of the tree, then its own, each in order.
-        """
-        run = self.endings.live[number]
-        node, held = run.node, run.held
+    def _asked(self, run: Running, past_tokens: int) -> Asked:
+        held, node = run.held, run.node
         if node is None:
-            return (), ()
+            return run.request, past_tokens, (), ()
         if run.listed != held:  # what is pinned keeps its pages
             run.listed, run.held_pages = held, self._tree.pages_from(node, DEVICE, 0)
-        return run.held_pages, run.private_pages
+        return run.request, past_tokens, run.held_pages, run.private_pages
