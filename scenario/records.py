@@ -21,7 +21,9 @@ in `scenario.resolve`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
 import msgspec
@@ -245,12 +247,15 @@ TABLES: dict[str, type] = {
 }
 
 
-def value_types() -> dict[str, Any]:
-    """The type of each dotted key, in the file's order."""
+@cache
+def value_types() -> Mapping[str, Any]:
+    """The type of each dotted key, in the file's order. Resolved once: a sweep asks for it with
+    every scenario.
+    """
     types = {key: hint for key, hint in get_type_hints(Scenario).items() if key not in TABLES}
     for table, record in TABLES.items():
         types.update({f"{table}.{name}": hint for name, hint in get_type_hints(record).items()})
-    return types
+    return MappingProxyType(types)
 
 
 def values(scenario: Scenario) -> Iterator[tuple[str, object]]:
