@@ -137,6 +137,7 @@ class Metrics:
         self.policy_skips = 0
         self.policy_probes = 0
         self.duplicate_pages = 0
+        self.offloaded_pages = 0  # of answers, left to the cache while they were made
         self.merged_writes = 0
         self.merged_loads = 0  # that had no copy of their own
         self.retractions = 0

@@ -206,6 +206,20 @@ class PrefetchOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadOptions:
+    """What is written of an answer while it is made (`hicache.offloading`)."""
+
+    # True: a request that decodes leaves what it has made to the cache and writes it to L2 and L3,
+    # stride by stride, whatever `cache.write_policy` says of it.
+    decode: bool = False
+    # Tokens of a stride, in whole pages and at least one. 0: a page.
+    stride_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        _not_negative("offload.stride_tokens", self.stride_tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerOptions:
     """How requests are batched."""
 
@@ -271,6 +285,7 @@ class EngineOptions:
     check_every_steps: int = 0
     storage: StorageOptions = field(default_factory=StorageOptions)
     prefetch: PrefetchOptions = field(default_factory=PrefetchOptions)
+    offload: OffloadOptions = field(default_factory=OffloadOptions)
     # Its number among the engines that share a store: pages that no prompt names must not have the
     # same keys in two of them.
     instance: int = 0
@@ -305,6 +320,14 @@ class EngineOptions:
         """Pages of L1, L2 and L3 that the tree keeps account of: nothing of a store."""
         storage_pages = self.storage_pages if self.storage.index == "tree" else 0
         return (self.device_pages, self.host_pages, storage_pages)
+
+    @property
+    def offload_pages(self) -> int:
+        """Pages of a stride of an answer that is written while it is made; 0: none is."""
+        cached = self.cache.outputs == "cached"
+        if not self.offload.decode or not self.storage_pages or not cached:
+            return 0
+        return max(1, self.offload.stride_tokens // self.page_size_tokens)
 
     @property
     def capped_page_tokens(self) -> int:

@@ -35,6 +35,7 @@ from hicache.holdings import Holdings
 from hicache.kernel import Signal
 from hicache.metrics import Metrics
 from hicache.node import DEVICE
+from hicache.offloading import DecodeOffload
 from hicache.operations import PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
@@ -76,6 +77,10 @@ class Scheduler:
         holdings = Holdings(tree, self.transfers, options, metrics)
         self.endings = Endings(env, holdings, options, metrics, self._ended)
         self.decode = DecodeSteps(env, lanes, tree, self.transfers, self.endings, options, metrics)
+        if options.offload_pages:
+            self.decode.offload = DecodeOffload(
+                self.decode.batch, holdings, self.transfers, options, metrics
+            )
         self._prefill = PrefillSteps(
             env, lanes, tree, self.transfers.loads, holdings, self.endings, self.decode, belief,
             options, metrics,

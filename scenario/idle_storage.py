@@ -1,4 +1,4 @@
-"""Which keys of `[storage]` and `[prefetch]` change nothing in a scenario, and why."""
+"""Which keys of `[storage]`, `[prefetch]` and `[offload]` change nothing in a scenario, and why."""
 
 from __future__ import annotations
 
@@ -40,3 +40,19 @@ def idle_storage_keys(scenario: Scenario) -> dict[str, str]:
         if prefetch.limit_fraction:
             idle |= dict.fromkeys(("prefetch.limit", "prefetch.limit_fraction"), reason)
     return idle
+
+
+def idle_offload_keys(scenario: Scenario) -> dict[str, str]:
+    """The keys of `[offload]` that change nothing, each with the reason."""
+    cache = scenario.cache
+    keys = ("offload.decode", "offload.stride_tokens")
+    if scenario.tiers.l3.is_zero:
+        return dict.fromkeys(keys, "tiers.l3 is 0")
+    if cache.outputs == "dropped":
+        return dict.fromkeys(keys, "cache.outputs is dropped")
+    writes_all = cache.write_policy in ("write_through", "write_through_selective")
+    if scenario.mode == "untimed" and writes_all and cache.least_write_hits <= 1:
+        return dict.fromkeys(
+            keys, "mode is untimed, and cache.write_policy writes all of an answer at its end"
+        )
+    return {} if scenario.offload.decode else {keys[1]: "offload.decode is false"}

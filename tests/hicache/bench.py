@@ -15,6 +15,7 @@ from hicache.operations import Copy, Decode, Operation, Prefill
 from hicache.options import (
     CacheOptions,
     EngineOptions,
+    OffloadOptions,
     PrefetchOptions,
     RestoreOptions,
     SchedulerOptions,
@@ -42,6 +43,7 @@ class Bench:
         restore: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
         prefetch: dict[str, Any] | None = None,
+        offload: dict[str, Any] | None = None,
     ) -> None:
         """`prefetch`: L3 is a store that is asked by key, and read with these options."""
         self.env = Environment(0)
@@ -65,6 +67,7 @@ class Bench:
                 "restore" if prefetch is None else "queued",
                 **{"threshold_tokens": 1, **(prefetch or {})},
             ),
+            OffloadOptions(**(offload or {})),
         )
         self.engine = Engine(self.env, self.lanes, self.options)
         self.metrics = self.engine.metrics

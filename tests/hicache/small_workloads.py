@@ -19,6 +19,7 @@ from hicache.options import (
     EVICTION_NAMES,
     CacheOptions,
     EngineOptions,
+    OffloadOptions,
     PrefetchOptions,
     RestoreOptions,
     SchedulerOptions,
@@ -225,6 +226,12 @@ def random_loads(rng: Random, restore: RestoreOptions) -> RestoreOptions:
     return replace(restore, start=start, merge_loads=rng.choice([False, True]))
 
 
+def random_offload(rng: Random, options: EngineOptions) -> EngineOptions:
+    """The same with answers that are written while they are made, now and then."""
+    offload = OffloadOptions(rng.choice([False, True]), rng.choice([0, 0, 3, 8]))
+    return replace(options, offload=offload)
+
+
 def random_call(rng: Random) -> Call:
     """One request; its prompt shares a prefix with most others."""
     pick = rng.choice
@@ -262,6 +269,7 @@ def random_workload(rng: Random, *, faults: bool = True, most_calls: int = 12) -
     options = replace(options, cache=random_writes(rng, options.cache))
     options = replace(options, restore=random_loads(rng, options.restore))
     options = random_store(rng, options)
+    options = random_offload(rng, options)
     return Workload(options, calls, fates, aborts)
 
 

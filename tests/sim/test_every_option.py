@@ -87,6 +87,8 @@ OTHERS: dict[str, object] = {
     "prefetch.publish": "turn",
     "prefetch.retries": 3,
     "prefetch.retry_passes": 1,
+    "offload.decode": True,
+    "offload.stride_tokens": 256,
     "scheduler.max_running_requests": 1,
     "scheduler.chunk_tokens": 512,
     "scheduler.mixed_chunk": True,
@@ -107,6 +109,8 @@ OTHERS: dict[str, object] = {
 BESIDE: dict[str, dict[str, object]] = {
     "cache.touch": {"cache.eviction": "fifo"},
     "cache.gdsf_doubling_tokens": {"cache.eviction": "gdsf"},
+    "offload.decode": {"cache.write_policy": "none"},
+    "offload.stride_tokens": {"cache.write_policy": "none", "offload.decode": True},
     "restore.merge_loads": {
         "restore.start": "prefill",
         "restore.policy": "always",
