@@ -132,6 +132,8 @@ class Metrics:
         self.prefetch_declined_tokens: dict[str, int] = dict.fromkeys(DECLINED_REASONS, 0)
         self.lookups_failed = 0
         self.promoted_pages = 0  # read from L3 into L2
+        self.attached = 0  # how often L3 came at run time
+        self.detached = 0  # how often it left
         self.joined_restores = 0
         self.restore_fallbacks = 0
         self.policy_skips = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hicache.options import PrefetchOptions
 from scenario.records import Scenario, field_names
 
+_SWITCHES = ("storage.attach_s", "storage.detach_s")
 _KEYS = tuple(f"prefetch.{name}" for name in field_names(PrefetchOptions))
 # What only time decides.
 _TIMED = tuple(
@@ -21,10 +22,11 @@ def idle_storage_keys(scenario: Scenario) -> dict[str, str]:
     prefetch = scenario.prefetch
     idle: dict[str, str] = {}
     if scenario.tiers.l3.is_zero:
-        return dict.fromkeys(("storage.index", *_KEYS), "tiers.l3 is 0")
+        return dict.fromkeys(("storage.index", *_SWITCHES, *_KEYS), "tiers.l3 is 0")
     if prefetch.mode == "restore":
         idle = dict.fromkeys(_KEYS, "prefetch.mode is restore, so nothing is prefetched")
         del idle["prefetch.mode"]
+        idle |= dict.fromkeys(_SWITCHES, "storage.index is tree: L3 is the engine's own")
         return idle
     idle["restore.prior_storage_gib_per_s"] = "prefetch.mode is queued, so no restore reads L3"
     if prefetch.allocate == "before_lookup":
@@ -35,6 +37,7 @@ def idle_storage_keys(scenario: Scenario) -> dict[str, str]:
         reason = f"prefetch.stop is {prefetch.stop}"
         idle |= dict.fromkeys((key for key in _KEYS if "timeout" in key), reason)
     if scenario.mode == "untimed":
+        idle |= dict.fromkeys(_SWITCHES, "mode is untimed, so no time passes")
         reason = "mode is untimed, so every prefetch is over at once"
         idle |= dict.fromkeys(_TIMED, reason)
         if prefetch.limit_fraction:

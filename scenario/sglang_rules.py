@@ -179,8 +179,8 @@ RULES: dict[str, Rule] = {
         {"offload.decode": _same(False), "offload.stride_tokens": _same(0)},
     ),
     "attach": Rule(
-        "L3 is attached and detached at run time, when idle",
-        {},
-        ("storage.attach_s", "storage.detach_s"),
+        "L3 is attached and detached at run time, when idle (0: it is there from the start, and "
+        "stays)",
+        {"storage.attach_s": _same(0.0), "storage.detach_s": _same(0.0)},
     ),
 }

@@ -43,6 +43,7 @@ class Bench:
         restore: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
         prefetch: dict[str, Any] | None = None,
+        switches: dict[str, Any] | None = None,
         offload: dict[str, Any] | None = None,
     ) -> None:
         """`prefetch`: L3 is a store that is asked by key, and read with these options."""
@@ -62,7 +63,7 @@ class Bench:
             SchedulerOptions(**{"output_reserve_fraction": 0.0, **(scheduler or {})}),
             "named",
             1,
-            StorageOptions("tree" if prefetch is None else "store"),
+            StorageOptions("tree" if prefetch is None else "store", **(switches or {})),
             PrefetchOptions(
                 "restore" if prefetch is None else "queued",
                 **{"threshold_tokens": 1, **(prefetch or {})},

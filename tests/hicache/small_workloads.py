@@ -194,6 +194,12 @@ def random_writes(rng: Random, cache: CacheOptions) -> CacheOptions:
     )
 
 
+# L3 comes and goes, now and then; in seconds, as everywhere in options.
+SWITCHES: list[dict[str, float]] = [
+    {}, {}, {}, {"attach_s": 4e-7}, {"detach_s": 4e-7}, {"attach_s": 2e-6, "detach_s": 3e-7},
+]  # fmt: skip
+
+
 def random_store(rng: Random, options: EngineOptions) -> EngineOptions:
     """The same with an L3 that is asked by page key, now and then."""
     pick = rng.choice
@@ -217,7 +223,8 @@ def random_store(rng: Random, options: EngineOptions) -> EngineOptions:
         retries=pick([0, 0, 2]),
         retry_passes=pick([1, 3]),
     )
-    return replace(options, storage=StorageOptions("store"), prefetch=prefetch)
+    storage = StorageOptions("store", **rng.choice(SWITCHES))
+    return replace(options, storage=storage, prefetch=prefetch)
 
 
 def random_loads(rng: Random, restore: RestoreOptions) -> RestoreOptions:

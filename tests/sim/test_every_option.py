@@ -71,6 +71,8 @@ OTHERS: dict[str, object] = {
     "restore.prior_host_gib_per_s": 0.01,
     "restore.prior_storage_gib_per_s": 300.0,
     "storage.index": "store",
+    "storage.attach_s": 5.0,
+    "storage.detach_s": 5.0,
     "prefetch.mode": "queued",
     "prefetch.threshold_tokens": 2000,
     "prefetch.stop": "best_effort",
@@ -111,6 +113,8 @@ BESIDE: dict[str, dict[str, object]] = {
     "cache.gdsf_doubling_tokens": {"cache.eviction": "gdsf"},
     "offload.decode": {"cache.write_policy": "none"},
     "offload.stride_tokens": {"cache.write_policy": "none", "offload.decode": True},
+    "storage.attach_s": {"storage.index": "store", "prefetch.mode": "queued"},
+    "storage.detach_s": {"storage.index": "store", "prefetch.mode": "queued"},
     "restore.merge_loads": {
         "restore.start": "prefill",
         "restore.policy": "always",
