@@ -27,6 +27,7 @@ from typing import Any, final
 from simpy import Environment
 
 from hicache.admission import Admission
+from hicache.attachment import Attachment
 from hicache.cost_model import CostModel
 from hicache.decoding import DecodeSteps
 from hicache.endings import Endings
@@ -35,6 +36,7 @@ from hicache.holdings import Holdings
 from hicache.kernel import Signal
 from hicache.metrics import Metrics
 from hicache.node import DEVICE
+from hicache.offloading import DecodeOffload
 from hicache.operations import PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
@@ -80,6 +82,10 @@ class Scheduler:
         holdings = Holdings(tree, self.transfers, options, metrics)
         self.endings = Endings(env, holdings, options, metrics, self._ended)
         self.decode = DecodeSteps(env, lanes, tree, self.transfers, self.endings, options, metrics)
+        if options.offload_pages:
+            self.decode.offload = DecodeOffload(
+                self.decode.batch, holdings, self.transfers, options, metrics
+            )
         self._prefill = PrefillSteps(
             env, lanes, tree, self.transfers.loads, holdings, self.endings, self.decode, belief,
             options, metrics,
@@ -102,6 +108,12 @@ class Scheduler:
             self.admission.prefetcher = self.endings.prefetcher = self.prefetcher
             self.store_writer = StoreWriter(lanes, tree, options, metrics, self.changed)
             self.transfers.on_backed_up = self.store_writer.write
+        self._attachment: Attachment | None = None
+        if options.storage.switches and self.prefetcher is not None and self.store_writer:
+            self._attachment = Attachment(
+                env, self.prefetcher, self.store_writer, self.transfers, self.admission,
+                self.endings, options, metrics,
+            )  # fmt: skip
         self.on_step: Callable[[], None] | None = None
         self.on_end: Callable[[Request], None] | None = None
         self._orders = 0
@@ -121,6 +133,8 @@ class Scheduler:
                 f"{pages} pages of {self._page} tokens, but L1 has {self._capacity_pages}: "
                 "give a larger --l1"
             )
+        if self._attachment is not None:
+            self._attachment.look()
         self._orders += 1
         run = Running(request, self._orders, self._env._now)
         self.endings.live[request.number] = run

@@ -224,6 +224,20 @@ class Transfers:
                 break  # what is in front of it got no room
             self._write(end)
 
+    @property
+    def writes_answers(self) -> bool:
+        """Whether all of an answer is written when it has ended."""
+        return self._rules.writes_answers
+
+    def offload(self, node: Node) -> None:
+        """As `write_through`, of all of the path, whatever the write policy says; not where L2 has
+        too little room for it now.
+        """
+        host = self._tree.tiers[HOST]
+        first, _ = self._tree.covered(node, HOST)
+        if node.depth + node.length - first <= host.available:
+            self._write(node)
+
     def _write(self, node: Node) -> None:
         """Begin to write what L2 (or else L3) lacks of the path ending at `node`, as one copy."""
         end = node.depth + node.length

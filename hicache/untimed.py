@@ -49,6 +49,9 @@ class UntimedServer:
         self._ways_down: list[tuple[Direction, int, int, str]] = []
         self._rules = WriteRules(options)
         self._writes_at_prefill = options.cache.write_at == "prefill"
+        self._offload_pages = options.offload_pages
+        if self._rules.writes_answers:
+            self._offload_pages = 0  # all of an answer is written when it has ended
         if self._rules.writes_through:
             self._ways_down.append(("d2h", DEVICE, HOST, "host_pressure"))
         self._store: InstantStore | None = None
@@ -56,6 +59,11 @@ class UntimedServer:
             self._store = InstantStore(tree, metrics, options, contents)
         if options.capacities[STORAGE] > 0:
             self._ways_down.append(("h2s", HOST, STORAGE, "storage_pressure"))
+        # Of what is written whatever the policy says.
+        self._offload_ways = self._ways_down
+        if self._offload_pages and not self._rules.writes_through:
+            way: tuple[Direction, int, int, str] = ("d2h", DEVICE, HOST, "host_pressure")
+            self._offload_ways = [way, *self._ways_down]
         self._private_key = first_private_key(options)
 
     def serve(self, requests: Iterable[Request]) -> None:
@@ -147,17 +155,17 @@ class UntimedServer:
         if not rules.writes_through:
             return
         if rules.takes_all:
-            self._write(node)
+            self._write(node, self._ways_down)
             return
         for end in rules.due(node):
             if rules.by_node and self._tree.covered(end, HOST)[0] < end.depth:
                 break  # what is in front of it got no room
-            self._write(end)
+            self._write(end, self._ways_down)
 
-    def _write(self, node: Node) -> None:
+    def _write(self, node: Node, ways_down: list[tuple[Direction, int, int, str]]) -> None:
         """Bring the path ending at `node` to every tier below that lacks part of it."""
         tree = self._tree
-        for direction, source, target, pressure in self._ways_down:
+        for direction, source, target, pressure in ways_down:
             first, _ = tree.covered(node, target)
             if first >= node.depth + node.length:
                 continue
@@ -186,7 +194,7 @@ class UntimedServer:
         for arrival in leaving.arrivals:
             if self._store is not None:
                 self._store.write(arrival.node, arrival.first)
-            self._write(arrival.node)  # to L3
+            self._write(arrival.node, self._ways_down)  # to L3
         tree.unpin(found, STORAGE)
         tree.unpin(found, HOST)
 
@@ -215,6 +223,7 @@ class UntimedServer:
             tree.extend(node, request.prompt_runs, request.priority)
         if self._writes_at_prefill:
             self._write_through(node)
+        prompt_pages = held
         more = kv_tokens // self._page - held if self._caches_outputs else 0
         if more > 0:
             end = tree.append(node, answer_runs(request, more, self._private_key))
@@ -225,6 +234,11 @@ class UntimedServer:
             tree.append(node, ())
         if private > 0:
             tree.give(DEVICE, pages, private)
+        if self._offload_pages and more >= self._offload_pages:
+            strides = more // self._offload_pages
+            end = tree.cut_at(node, prompt_pages + strides * self._offload_pages)
+            self._metrics.offloaded_pages += strides * self._offload_pages
+            self._write(end, self._offload_ways)
         self._write_through(node)
         tree.unpin(node, DEVICE)
 

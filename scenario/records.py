@@ -14,6 +14,7 @@ in `scenario.resolve`.
     [restore]    when a lower tier is read                   hicache.options.RestoreOptions
     [storage]    what L3 is to the engine                    hicache.options.StorageOptions
     [prefetch]   how a store is read for queued requests     hicache.options.PrefetchOptions
+    [offload]    what is written of answers as they are made  hicache.options.OffloadOptions
     [scheduler]  how requests are batched                    hicache.options.SchedulerOptions
     [engine]     how the engine keeps its books
     [hw]         how a real machine is driven
@@ -31,6 +32,7 @@ import msgspec
 from hicache.errors import InputError
 from hicache.options import (
     CacheOptions,
+    OffloadOptions,
     PrefetchOptions,
     RestoreOptions,
     RouterName,
@@ -217,6 +219,7 @@ class Scenario(msgspec.Struct, frozen=True):
     restore: RestoreOptions = msgspec.field(default_factory=RestoreOptions)
     storage: StorageOptions = msgspec.field(default_factory=StorageOptions)
     prefetch: PrefetchOptions = msgspec.field(default_factory=PrefetchOptions)
+    offload: OffloadOptions = msgspec.field(default_factory=OffloadOptions)
     scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
     engine: BookOptions = msgspec.field(default_factory=BookOptions)
     hw: HwOptions = msgspec.field(default_factory=HwOptions)
@@ -241,6 +244,7 @@ TABLES: dict[str, type] = {
     "restore": RestoreOptions,
     "storage": StorageOptions,
     "prefetch": PrefetchOptions,
+    "offload": OffloadOptions,
     "scheduler": SchedulerOptions,
     "engine": BookOptions,
     "hw": HwOptions,

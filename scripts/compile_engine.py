@@ -40,9 +40,11 @@ from hicache import compiled  # noqa: E402
 # profiles, traces) cannot be compiled; what others derive from (errors) must not be.
 MODULES = (
     "hicache.adaptive", "hicache.admission", "hicache.allocator", "hicache.arrival",
+    "hicache.attachment",
     "hicache.cost_model", "hicache.decoding", "hicache.duplicates", "hicache.endings",
     "hicache.engine", "hicache.eviction", "hicache.holdings", "hicache.instant_store",
-    "hicache.kernel", "hicache.loads", "hicache.metrics", "hicache.node", "hicache.operations",
+    "hicache.kernel", "hicache.loads", "hicache.metrics", "hicache.node", "hicache.offloading",
+    "hicache.operations",
     "hicache.prefetch", "hicache.prefetch_rules", "hicache.prefilling", "hicache.queue",
     "hicache.record", "hicache.remembering", "hicache.requests", "hicache.restore_policy",
     "hicache.restoring", "hicache.running", "hicache.scheduler", "hicache.store_contents",

@@ -15,6 +15,7 @@ from hicache.operations import Copy, Decode, Operation, Prefill
 from hicache.options import (
     CacheOptions,
     EngineOptions,
+    OffloadOptions,
     PrefetchOptions,
     RestoreOptions,
     SchedulerOptions,
@@ -42,6 +43,8 @@ class Bench:
         restore: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
         prefetch: dict[str, Any] | None = None,
+        switches: dict[str, Any] | None = None,
+        offload: dict[str, Any] | None = None,
     ) -> None:
         """`prefetch`: L3 is a store that is asked by key, and read with these options."""
         self.env = Environment(0)
@@ -60,11 +63,12 @@ class Bench:
             SchedulerOptions(**{"output_reserve_fraction": 0.0, **(scheduler or {})}),
             "named",
             1,
-            StorageOptions("tree" if prefetch is None else "store"),
+            StorageOptions("tree" if prefetch is None else "store", **(switches or {})),
             PrefetchOptions(
                 "restore" if prefetch is None else "queued",
                 **{"threshold_tokens": 1, **(prefetch or {})},
             ),
+            OffloadOptions(**(offload or {})),
         )
         self.engine = Engine(self.env, self.lanes, self.options)
         self.metrics = self.engine.metrics

@@ -71,6 +71,8 @@ OTHERS: dict[str, object] = {
     "restore.prior_host_gib_per_s": 0.01,
     "restore.prior_storage_gib_per_s": 300.0,
     "storage.index": "store",
+    "storage.attach_s": 5.0,
+    "storage.detach_s": 5.0,
     "prefetch.mode": "queued",
     "prefetch.threshold_tokens": 2000,
     "prefetch.stop": "best_effort",
@@ -87,6 +89,8 @@ OTHERS: dict[str, object] = {
     "prefetch.publish": "turn",
     "prefetch.retries": 3,
     "prefetch.retry_passes": 1,
+    "offload.decode": True,
+    "offload.stride_tokens": 256,
     "scheduler.max_running_requests": 1,
     "scheduler.chunk_tokens": 512,
     "scheduler.mixed_chunk": True,
@@ -107,6 +111,10 @@ OTHERS: dict[str, object] = {
 BESIDE: dict[str, dict[str, object]] = {
     "cache.touch": {"cache.eviction": "fifo"},
     "cache.gdsf_doubling_tokens": {"cache.eviction": "gdsf"},
+    "offload.decode": {"cache.write_policy": "none"},
+    "offload.stride_tokens": {"cache.write_policy": "none", "offload.decode": True},
+    "storage.attach_s": {"storage.index": "store", "prefetch.mode": "queued"},
+    "storage.detach_s": {"storage.index": "store", "prefetch.mode": "queued"},
     "restore.merge_loads": {
         "restore.start": "prefill",
         "restore.policy": "always",
