@@ -24,6 +24,7 @@ from simpy import Environment
 from hicache.operations import Chunk, Copy, Direction, Prefill
 from scenario.geometry import ModelGeometry
 from scenario.profile import Profile
+from scenario.ranks import rank_geometry
 from scenario.records import Scenario
 from sim.lanes import SimMachine
 from traces.reuse import HitRuns
@@ -110,12 +111,13 @@ class _Times:
     def __init__(self, scenario: Scenario, profile: Profile, geometry: ModelGeometry) -> None:
         self._page = scenario.tiers.page_size_tokens
         self._chunk = scenario.scheduler.chunk_tokens
-        self.token_bytes = geometry.kv_bytes_per_token
+        self.token_bytes = rank_geometry(geometry, scenario.ranks).kv_bytes_per_token
         self.fixed_ns = profile.disk.read_latency_ns.value + profile.host.engine.s2h_ns.value
         self._env = Environment(0)
         machine = SimMachine(
             self._env, profile, geometry, transfer_mode=scenario.machine.transfer_mode,
-            backend=scenario.hw.transfers,
+            backend=scenario.hw.transfers, ranks=scenario.ranks.tp,
+            writing_ranks=scenario.ranks.writing_ranks(geometry),
         )  # fmt: skip
         self._steps, self._lanes = machine.steps, machine.lanes()
         self._step_ns = profile.host.engine.step_ns.value
