@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import ExitStack
 from itertools import pairwise
 
@@ -24,6 +25,7 @@ from calibrate.probes.interference import InterferenceProbe
 from calibrate.probes.peers import PeersProbe
 from calibrate.probes.steps import StepsProbe
 from calibrate.probes.transfers import TransfersProbe
+from calibrate.sampling import Rule, sample
 from hicache.errors import InputError
 from scenario.geometry import load_geometry
 
@@ -103,6 +105,23 @@ def test_the_engines_own_time_is_found_in_a_live_run(bench, tmp_path):
     assert all(0 < each < 60e9 for kind in waits.values() for each in kind)
     assert probe.sampler(Point("engine.prefill", ()))() > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_reads_from_l3_find_their_device_idle(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("calibrate.probes.engine.MOST_RUNS", 1)
+    probe = EngineProbe(bench, str(tmp_path), requests=2)
+    probe.open()
+    found = {
+        kind: sample(probe.sampler(Point(f"engine.{kind}", ())), 60, time.monotonic, Rule(0, 3, 6))
+        for kind in ("s2h", "h2d")
+    }
+    assert [len(each.ns) for each in found.values()] == [6, 6]
+    assert probe._runs == {"visits": 1, "rounds": 1}
+    # What there was is kept when there is no more.
+    few = sample(probe.sampler(Point("engine.h2s", ())), 60, time.monotonic, Rule(0, 3, 60, 0.0))
+    assert 1 <= len(few.ns) < 60
+    assert few.note.endswith("no more samples: no other h2s found its device idle in 1 runs of "
+                             "visits")  # fmt: skip
 
 
 def test_the_disk_is_timed_and_left_clean(tmp_path):
