@@ -309,6 +309,10 @@ class EngineOptions:
     # Its number among the engines that share a store: pages that no prompt names must not have the
     # same keys in two of them.
     instance: int = 0
+    # Tensor-parallel ranks, each with its part of every page: sizes and bytes are those of one. And
+    # how many of them write L3: one, where all hold the same (MLA).
+    ranks: int = 1
+    writing_ranks: int = 1
 
     def __post_init__(self) -> None:
         _positive("page_size_tokens", self.page_size_tokens)
@@ -318,6 +322,8 @@ class EngineOptions:
         _not_negative("storage_pages", self.storage_pages)
         _not_negative("check_every_steps", self.check_every_steps)
         _not_negative("instance", self.instance)
+        _positive("ranks", self.ranks)
+        assert self.writing_ranks in (1, self.ranks), "one rank writes L3, or every one does"
         if self.storage_pages and not self.host_pages:
             raise InputError(
                 f"storage_pages is {self.storage_pages} but host_pages is 0: "

@@ -5,9 +5,10 @@
             used leave when it is full
 
 `StoreWriter` is the writing half of the engine's side (`hicache.prefetch` is the reading one): one
-worker, in order, in batches. A key that repeats means the same tokens after the same prefix, so
-that nothing is ever overwritten. This module refuses to know when something is written, and what it
-costs; what a simulated store knows is in `hicache.store_contents`.
+worker of each rank that writes, in order, in batches. A key that repeats means the same tokens
+after the same prefix, so that nothing is ever overwritten. This module refuses to know when
+something is written, and what it costs; what a simulated store knows is in
+`hicache.store_contents`.
 """
 
 from __future__ import annotations
@@ -52,15 +53,19 @@ def count_copy(stats: DirectionStats, done: Completion, copy: Copy) -> None:
 
 
 class _Job:
-    """Pages that wait to be written: pinned in L2 until that is over."""
+    """Pages that wait to be written: pinned in L2 until `left` ranks have written their parts.
+    `written`: how many pages the store has of all ranks that are through.
+    """
 
-    __slots__ = ("count", "keys", "node", "pages")
+    __slots__ = ("count", "keys", "left", "node", "pages", "written")
 
-    def __init__(self, node: Node, count: int, keys: PageRuns, pages: PageRuns) -> None:
+    def __init__(self, node: Node, count: int, keys: PageRuns, pages: PageRuns, left: int) -> None:
         self.node = node
         self.count = count
         self.keys = keys
         self.pages = pages
+        self.left = left
+        self.written = count
 
 
 @final
@@ -83,8 +88,10 @@ class StoreWriter:
         self._batch_pages = options.prefetch.read_batch_pages
         fraction = options.cache.write_backlog_fraction
         self._backlog_limit = int(options.host_pages * fraction) if fraction < 1 else -1
-        self._jobs: deque[_Job] = deque()
-        self._works = False
+        self._ranks = options.writing_ranks
+        self._jobs: list[deque[_Job]] = [deque() for _ in range(self._ranks)]
+        self._works = [False] * self._ranks
+        self.pending = 0  # jobs that wait or are being written
         self.backlog_pages = 0  # waiting for, or under way to, the store
 
     def write(self, node: Node, first: int) -> None:
@@ -101,33 +108,40 @@ class StoreWriter:
         tree = self._tree
         tree.pin(node, HOST)
         pages = tree.pages_from(node, HOST, first) if tree.named else ()
-        self._jobs.append(_Job(node, count, keys_from(node, first), pages))
+        job = _Job(node, count, keys_from(node, first), pages, self._ranks)
+        self.pending += 1
         self.backlog_pages += count
-        if not self._works:
-            self._works = True
-            Task(self._work())
+        for rank, jobs in enumerate(self._jobs):
+            jobs.append(job)
+            if not self._works[rank]:
+                self._works[rank] = True
+                Task(self._work(rank))
 
-    @property
-    def pending(self) -> int:
-        """Jobs that wait or are being written."""
-        return len(self._jobs)
-
-    async def _work(self) -> None:
-        jobs = self._jobs
+    async def _work(self, rank: int) -> None:
+        jobs = self._jobs[rank]
         while jobs:
             job = jobs[0]
-            written = await self._written(job)
-            if written < job.count:
-                self._metrics.dropped_pages["transfer_failed"] += job.count - written
-            self.backlog_pages -= job.count
+            written = await self._written(job, rank)
             jobs.popleft()
-            self._tree.unpin(job.node, HOST)
-            self._on_change()
-        self._works = False
+            if written < job.written:
+                job.written = written
+            job.left -= 1
+            if not job.left:
+                self._over(job)
+        self._works[rank] = False
 
-    async def _written(self, job: _Job) -> int:
-        """Write a job batch by batch; how many pages the store has of it. One that fails is the
-        last.
+    def _over(self, job: _Job) -> None:
+        """Every rank is through with it; what one of them could not write is of no use."""
+        if job.written < job.count:
+            self._metrics.dropped_pages["transfer_failed"] += job.count - job.written
+        self.backlog_pages -= job.count
+        self.pending -= 1
+        self._tree.unpin(job.node, HOST)
+        self._on_change()
+
+    async def _written(self, job: _Job, rank: int) -> int:
+        """Write a rank's part of a job batch by batch; how many pages the store has of it. A batch
+        that fails is the last.
         """
         stats = self._metrics.directions["h2s"]
         keys, pages, written = job.keys, job.pages, 0
@@ -136,12 +150,13 @@ class StoreWriter:
             part, keys = cut(keys, count)
             source, pages = cut(pages, count)
             runs = extents(source, source) if source else 1
-            copy = Copy("h2s", count, count * self._page_bytes, runs, source, (), part)
+            copy = Copy("h2s", count, count * self._page_bytes, runs, source, (), part, rank)
             try:
                 done = await self._lanes.submit(copy)
             except TransferError:
                 stats.failed += 1
                 break
-            count_copy(stats, done, copy)
+            if not rank:  # what is counted is one rank's
+                count_copy(stats, done, copy)
             written += count
         return written

@@ -16,6 +16,7 @@ from hicache.options import EngineOptions, RestoreOptions
 from scenario.geometry import ModelGeometry
 from scenario.idle_storage import idle_offload_keys, idle_storage_keys
 from scenario.presets import preset_options, preset_warnings
+from scenario.ranks import rank_geometry
 from scenario.records import TABLES, Scenario, TierOptions, field_names
 from scenario.sizes import Size, bytes_text
 from scenario.transfer_mode import chosen_mode
@@ -66,12 +67,14 @@ class Resolved(NamedTuple):
 def resolve(scenario: Scenario, profile: MachineMemory | None, geometry: ModelGeometry) -> Resolved:
     """The engine's options for `scenario` with `geometry`'s model on `profile`'s machine.
 
-    `geometry` is the model as loaded; the scenario's `model.kv_dtype` is applied here. `profile`
-    None: sizes are not compared with a machine, and L1 must be given. L1 "auto" is
-    `memory_fraction` of the GPU's memory less the weights, in whole pages. Raises InputError when
-    the model leaves no room for L1, when a size is less than a page, and for an L3 without an L2.
+    `geometry` is the model as loaded; the scenario's `model.kv_dtype` is applied here, and sizes
+    are those of one rank (`scenario.ranks`). `profile` None: sizes are not compared with a machine,
+    and L1 must be given. L1 "auto" is `memory_fraction` of the GPU's memory less the weights, in
+    whole pages. Raises InputError when the model leaves no room for L1 or cannot be split among
+    ranks, when a size is less than a page, and for an L3 without an L2.
     """
-    geometry = geometry.with_kv_dtype(scenario.model.kv_dtype)
+    model = geometry.with_kv_dtype(scenario.model.kv_dtype)
+    geometry = rank_geometry(model, scenario.ranks)
     tiers = scenario.tiers
     page_tokens = tiers.page_size_tokens
     page_bytes = page_tokens * geometry.kv_bytes_per_token
@@ -96,8 +99,15 @@ def resolve(scenario: Scenario, profile: MachineMemory | None, geometry: ModelGe
         scheduler=scenario.scheduler,
         page_ids=scenario.engine.page_ids,
         check_every_steps=scenario.engine.check_every_steps,
+        ranks=scenario.ranks.tp,
+        writing_ranks=scenario.ranks.writing_ranks(model),
     )
     warnings = [*preset_warnings(scenario.preset), *idle_options(scenario)]
+    if model.kind == "mla" and scenario.ranks.tp_lcm_size:
+        warnings.append(
+            f"ranks.tp_lcm_size is {scenario.ranks.tp_lcm_size} but has no effect: all ranks of "
+            f"{model.name} hold the same pages (MLA), so that every server finds them"
+        )
     warnings += _idle_l2(scenario, options)
     if profile is not None:
         warnings += _beyond_machine(scenario, profile, geometry, options)
@@ -206,6 +216,7 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
     if not scenario.trace.prefix_share:
         for name in ("prefix_groups", "prefix_zipf"):
             idle[f"trace.{name}"] = "trace.prefix_share is 0"
+    idle |= _idle_lcm(scenario)
     if scenario.tiers.l1.unit != "auto":
         idle["machine.memory_fraction"] = f"tiers.l1 is {scenario.tiers.l1}, not auto"
     if scenario.tiers.l2.is_zero or scenario.tiers.l2.unit == "pages":
@@ -257,6 +268,21 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
     return idle
 
 
+def _idle_lcm(scenario: Scenario) -> dict[str, str]:
+    ranks = scenario.ranks
+    if scenario.tiers.l3.is_zero:
+        reason = "tiers.l3 is 0"
+    elif scenario.storage.index == "tree":
+        reason = "storage.index is tree, so nobody else reads what is in L3"
+    elif scenario.mode == "untimed":
+        reason = "mode is untimed, and how L3 is cut changes times alone"
+    elif ranks.tp_lcm_size == ranks.tp:
+        reason = "it is ranks.tp, and a rank's part is one object anyhow"
+    else:
+        return {}
+    return {"ranks.tp_lcm_size": reason}
+
+
 def _preset_values(preset: str) -> dict[str, object]:
     usual: dict[str, object] = {}
     for table, record in TABLES.items():
@@ -283,7 +309,8 @@ def _room_for_l1(
             f"{fraction:g} of {bytes_text(device_bytes)} GPU memory is "
             f"{bytes_text(_usable_bytes(device_bytes, fraction))}, its weights are "
             f"{bytes_text(geometry.weight_bytes)} and one page is {bytes_text(page_bytes)}; "
-            "a replay is of one GPU. For hits alone give L1 a size, as in --untimed --l1 40GiB"
+            "--set ranks.tp=4 splits it among 4 GPUs. For hits alone give L1 a size, as in "
+            "--untimed --l1 40GiB"
         )
     return room_bytes // page_bytes
 
@@ -304,8 +331,8 @@ def _beyond_machine(
         if not room_bytes and scenario.mode == "timed":
             warnings.append(
                 f"model.name is {geometry.name}: its weights of "
-                f"{bytes_text(geometry.weight_bytes)} do not fit on the one GPU of "
-                f"{profile.name}, so the times are those of no machine"
+                f"{bytes_text(geometry.weight_bytes)} do not fit on a GPU of {profile.name}, so "
+                "the times are those of no machine; --set ranks.tp splits it among several"
             )
         elif l1_bytes > room_bytes:
             warnings.append(
@@ -314,13 +341,16 @@ def _beyond_machine(
                 f"{geometry.name}"
             )
     disk_bytes = None if scenario.machine.store else memory.storage_bytes
-    for key, size, pages, has, what in (
-        ("tiers.l2", scenario.tiers.l2, options.host_pages, memory.host_bytes, "host memory"),
-        ("tiers.l3", scenario.tiers.l3, options.storage_pages, disk_bytes, "storage"),
+    l2, l3, parts = options.host_pages, options.storage_pages, options.writing_ranks
+    for key, size, pages, ranks, has, what in (
+        ("tiers.l2", scenario.tiers.l2, l2, options.ranks, memory.host_bytes, "host memory"),
+        ("tiers.l3", scenario.tiers.l3, l3, parts, disk_bytes, "storage"),
     ):
-        if has is not None and pages * page_bytes > has.value:
+        a_rank = pages * page_bytes
+        if has is not None and ranks * a_rank > has.value:
+            node = f" a rank, {bytes_text(ranks * a_rank)} for {ranks} ranks" if ranks > 1 else ""
             warnings.append(
-                f"{key} is {size}: {bytes_text(pages * page_bytes)}, but {profile.name} has "
+                f"{key} is {size}: {bytes_text(a_rank)}{node}, but {profile.name} has "
                 f"{bytes_text(has.value)} of {what}"
             )
     return warnings

@@ -39,8 +39,7 @@ def search(plan: Plan, run: Runner, priced: str) -> None:
         _run(plan, run, [alone], "L1 alone")
         if alone in plan.figures:
             _take_from_l1(plan, plan.figures[alone]["hit_rates.all.tokens.device"])
-            given = {"l2": plan.wishes.l2, "l3": plan.wishes.l3}
-            plan.ladder = ladder_of(plan.sizings[base], plan.limits, given, priced)
+            plan.ladder = ladder_of(plan.sizings[base], plan.limits, plan.given, priced)
             _simulate(plan, run, base, priced)
     except KeyboardInterrupt:
         if not plan.figures:

@@ -45,8 +45,12 @@ class Bench:
         prefetch: dict[str, Any] | None = None,
         switches: dict[str, Any] | None = None,
         offload: dict[str, Any] | None = None,
+        ranks: int = 1,
+        writing_ranks: int | None = None,
     ) -> None:
-        """`prefetch`: L3 is a store that is asked by key, and read with these options."""
+        """`prefetch`: L3 is a store that is asked by key, and read with these options.
+        `writing_ranks`: all of them if None.
+        """
         self.env = Environment(0)
         self.holding: set[str] = set()
         self.failing: set[str] = set()
@@ -69,7 +73,12 @@ class Bench:
                 **{"threshold_tokens": 1, **(prefetch or {})},
             ),
             OffloadOptions(**(offload or {})),
+            ranks=ranks,
+            writing_ranks=ranks if writing_ranks is None else writing_ranks,
         )
+        shared = self.options.writing_ranks < ranks  # what one writes all read
+        more = [self.lanes.store if shared else {} for _ in range(1, ranks)]
+        self.lanes.stores += more
         self.engine = Engine(self.env, self.lanes, self.options)
         self.metrics = self.engine.metrics
         self.tree = self.engine.tree

@@ -58,14 +58,18 @@ class Run:
 
 def watch_memory(engine: Engine, lanes: AdversarialLanes) -> None:
     """Let `lanes` keep contents of pages, and check them before every step."""
-    memory = Memory(lambda tier: keys_by_page(engine.tree, tier))
-    lanes.memory = memory
+    lanes.memory = memory = Memory(lambda tier: keys_by_page(engine.tree, tier))
+    others = [
+        Memory(lambda tier: keys_by_page(engine.tree, tier)) for _ in range(1, engine.options.ranks)
+    ]
+    lanes.others = others
     before = engine.scheduler.on_step
 
     def check() -> None:
         if before is not None:
             before()
-        memory.check()
+        for each in (memory, *others):
+            each.check()
 
     engine.scheduler.on_step = check
 
@@ -215,4 +219,5 @@ def assert_good(run: Run) -> None:
     assert_bytes_add_up(run.engine, run.workload, run.engine.metrics.restored_pages)
     assert not run.lanes.under_way
     if run.lanes.memory is not None:
-        run.lanes.memory.check()
+        for memory in (run.lanes.memory, *run.lanes.others):
+            memory.check()

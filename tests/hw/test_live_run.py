@@ -98,6 +98,11 @@ def test_an_untimed_scenario_is_refused(folder: Path) -> None:
         run_scenario(scenario_of(folder, mode="untimed"), device="cpu", tell=lambda _line: None)
 
 
+def test_a_scenario_of_several_ranks_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"ranks\.tp is 2: a real run is of one GPU; allowed: 1"):
+        run_scenario(scenario_of(folder, ranks__tp=2), device="cpu", tell=lambda _line: None)
+
+
 @pytest.mark.parametrize(("key", "value"), [("pages", "partial"), ("hit_cap", "none")])
 def test_rules_that_no_real_machine_can_follow_are_refused(folder: Path, key, value) -> None:
     scenario = scenario_of(folder, cache__outputs="dropped", **{f"cache__{key}": value})

@@ -109,8 +109,8 @@ def test_a_model_that_does_not_fit_is_an_error_with_the_numbers() -> None:
     options, warnings = run({"tiers.l1": "40GiB"}, model="llama-3.1-70b")
     assert options.device_pages == 40 * GIB // (64 * 327_680)
     assert warnings == (
-        "model.name is Llama-3.1-70B: its weights of 131.4 GiB do not fit on the one GPU of box, "
-        "so the times are those of no machine",
+        "model.name is Llama-3.1-70B: its weights of 131.4 GiB do not fit on a GPU of box, so "
+        "the times are those of no machine; --set ranks.tp splits it among several",
     )
 
 

@@ -34,6 +34,8 @@ OTHERS: dict[str, object] = {
     "machine.transfer_mode": "kernel",
     "machine.memory_fraction": 0.5,
     "machine.store": "mooncake",
+    "ranks.tp": 2,
+    "ranks.tp_lcm_size": 8,
     "tiers.page_size_tokens": 128,
     "tiers.l1": "700pages",
     "tiers.l2": "900pages",
