@@ -86,7 +86,9 @@ class Holdings:
             if self._tree.counts_inserts and run.generated > 1:
                 self._tree.append(run.node, ())
             return
-        end = self._tree.append(run.node, answer_runs(run.request, more, self._private_key))
+        request = run.request
+        answer = answer_runs(request, more, self._private_key)
+        end = self._tree.append(run.node, answer, request.priority)
         self._private_key += more + 1
         self._adopt(run, end)
 

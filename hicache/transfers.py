@@ -219,10 +219,12 @@ class Transfers:
         if self._writes_all:
             self._write(node)
             return
+        begins = 0
         for end in self._rules.due(node):
-            if self._tree.covered(end, HOST)[0] < end.depth and self._rules.by_node:
+            if self._rules.by_node and self._tree.covered(end, HOST)[0] < begins:
                 break  # what is in front of it got no room
             self._write(end)
+            begins = end.end
 
     def _write(self, node: Node) -> None:
         """Begin to write what L2 (or else L3) lacks of the path ending at `node`, as one copy."""
@@ -295,11 +297,12 @@ class Transfers:
 
     # ------------------------------------------------------------------ write back
 
-    async def make_room(self, count: int) -> None:
+    async def make_room(self, count: int, load: int = 0) -> None:
         """Under write back: evict until L1 has `count` free pages, or as far as anything can leave,
-        and wait until what leaves is in L2. Nothing else may evict from L1 meanwhile.
+        and wait until what leaves is in L2. Nothing else may evict from L1 meanwhile. `load` of the
+        pages are for pages of L2.
         """
-        leaving = Departure(self._tree, self._metrics, count)
+        leaving = Departure(self._tree, self._metrics, count, load)
         if not leaving.pages:
             leaving.end()
             return

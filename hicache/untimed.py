@@ -81,11 +81,15 @@ class UntimedServer:
         if self._caches_outputs and request.output_tokens > 1:
             kv_tokens += request.output_tokens - 1
         need = -(-kv_tokens // page) - held
+        goal, reason = max(match.host, match.storage), ""
+        if goal > held and (goal - held) * page < self._least_tokens:
+            goal, reason = held, "below_threshold"
+            self._metrics.count_choice(reason)
+        elif not self._restores:
+            goal = held
         pages: PageRuns = ()
         if need > 0:
-            if self._rules.writes_back and need > tree.tiers[DEVICE].allocator.free:
-                self._make_room(need, match.node)
-            taken = tree.take(DEVICE, need)
+            taken = self._take(need, goal - held, match.node)
             if taken is None:
                 raise InputError(
                     f"request {request.number} (counted from 0): its {kv_tokens} tokens "
@@ -94,11 +98,7 @@ class UntimedServer:
                 )
             pages = taken
         hits = (held, 0, 0)
-        goal, reason = max(match.host, match.storage), ""
-        if goal > held and (goal - held) * page < self._least_tokens:
-            reason = "below_threshold"
-            self._metrics.count_choice(reason)
-        elif goal > held and self._restores:
+        if goal > held:
             end = tree.cut_at(match.node, goal)
             restored, rest = tree.cut_pages(pages, goal - held)
             if self._restore(end, held, restored):
@@ -111,6 +111,17 @@ class UntimedServer:
                 held = goal
         self._leave_pages(request, node, held, pages, need, kv_tokens)
         self._write_row(request, hits, reason)
+
+    def _take(self, need: int, load: int, found: Node) -> PageRuns | None:
+        """`need` pages of L1, of which `load` or less are for what was found below it (at most 0:
+        none are).
+        """
+        tree = self._tree
+        if self._rules.writes_back and need > tree.tiers[DEVICE].allocator.free:
+            self._make_room(need, found, load)
+        if load > 0 and tree.loads_by_request:
+            return tree.take_for_load(min(load, need), need)
+        return tree.take(DEVICE, need)
 
     def _evict_ahead(self) -> None:
         tree = self._tree
@@ -149,10 +160,12 @@ class UntimedServer:
         if rules.takes_all:
             self._write(node)
             return
+        begins = 0
         for end in rules.due(node):
-            if rules.by_node and self._tree.covered(end, HOST)[0] < end.depth:
+            if rules.by_node and self._tree.covered(end, HOST)[0] < begins:
                 break  # what is in front of it got no room
             self._write(end)
+            begins = end.end
 
     def _write(self, node: Node) -> None:
         """Bring the path ending at `node` to every tier below that lacks part of it."""
@@ -169,14 +182,14 @@ class UntimedServer:
             if self._store is not None:
                 self._store.write(node, first)
 
-    def _make_room(self, count: int, found: Node) -> None:
-        """Evict until L1 has `count` free pages; what leaves it goes to L2 at once, which keeps the
-        path ending at `found`, as L3 does.
+    def _make_room(self, count: int, found: Node, load: int = 0) -> None:
+        """Evict until L1 has `count` free pages, `load` of them for pages of L2; what leaves it
+        goes to L2 at once, which keeps the path ending at `found`, as L3 does.
         """
         tree = self._tree
         tree.pin(found, HOST)
         tree.pin(found, STORAGE)
-        leaving = Departure(tree, self._metrics, count)
+        leaving = Departure(tree, self._metrics, count, load)
         for arrival in leaving.arrivals:
             leaving.close(arrival)
         leaving.end()
@@ -217,7 +230,8 @@ class UntimedServer:
             self._write_through(node)
         more = kv_tokens // self._page - held if self._caches_outputs else 0
         if more > 0:
-            end = tree.append(node, answer_runs(request, more, self._private_key))
+            answer = answer_runs(request, more, self._private_key)
+            end = tree.append(node, answer, request.priority)
             self._private_key += more + 1
             node, duplicates, pages, adopted = tree.adopt(node, end, held, pages)
             private -= duplicates + adopted

@@ -28,6 +28,7 @@ class WriteRules:
         )  # fmt: skip
         self.writes_back = below and cache.write_policy == "write_back"
         self.by_node = cache.write_unit == "node"
+        self._joins = cache.node_boundaries == "insert"
         self._least_hits = cache.least_write_hits
         # Whether `due` is always all of the path.
         self.takes_all = self._least_hits <= 1 and not self.by_node
@@ -49,7 +50,15 @@ class WriteRules:
             while due < len(path) and self._is_due(path[due]):
                 due += 1
             del path[due:]
-        return path if self.by_node else path[-1:]
+        if not self.by_node:
+            return path[-1:]
+        if self._joins:
+            return [
+                node
+                for place, node in enumerate(path)
+                if place + 1 == len(path) or not path[place + 1].joined
+            ]
+        return path
 
     def _is_due(self, node: Node) -> bool:
         return (

@@ -45,8 +45,11 @@ OTHERS: dict[str, object] = {
     "cache.eviction_granularity": "page",
     "cache.l1_eviction_amount": "request",
     "cache.l2_eviction_amount": "request",
+    "cache.load_eviction_amount": "request",
     "cache.l2_victims": "duplicates_first",
     "cache.touch": "walked",
+    "cache.node_boundaries": "insert",
+    "cache.prompt_priority_step": 1,
     "cache.l1_high_watermark": 0.9,
     "cache.l1_low_watermark": 0.8,
     "cache.l2_high_watermark": 0.9,
@@ -106,6 +109,9 @@ OTHERS: dict[str, object] = {
 # What is set with a key and without it, where else it rarely matters.
 BESIDE: dict[str, dict[str, object]] = {
     "cache.touch": {"cache.eviction": "fifo"},
+    "cache.node_boundaries": {"tiers.l2": "0", "tiers.l3": "0"},
+    "cache.prompt_priority_step": {"cache.eviction": "priority"},
+    "cache.load_eviction_amount": {"restore.policy": "always", "tiers.l2": "2000pages"},
     "cache.gdsf_doubling_tokens": {"cache.eviction": "gdsf"},
     "restore.merge_loads": {
         "restore.start": "prefill",
