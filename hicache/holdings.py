@@ -63,6 +63,8 @@ class Holdings:
             self._leave_output(run, kv_tokens // self._page)
         if run.held:
             assert run.node is not None
+            if self._transfers.reuse is not None:
+                self._transfers.count_use(run.node)
             self._transfers.write_through(run.node)
         self.release(run)
 

@@ -168,6 +168,11 @@ class StorageOptions:
     # as the other tiers do. "store": a store is asked by page key; it evicts by itself, and may be
     # shared.
     index: Literal["tree", "store"] = "tree"
+    # A page is written to L3 once so many requests have had it (`hicache.reuse`). 1: all are.
+    admit_after_hits: int = 1
+
+    def __post_init__(self) -> None:
+        _positive("storage.admit_after_hits", self.admit_after_hits)
 
 
 @dataclass(frozen=True, slots=True)

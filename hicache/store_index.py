@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from hicache.allocator import cut, extents
 from hicache.errors import TransferError
@@ -25,6 +25,9 @@ from hicache.operations import Completion, Copy, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.tree import HiRadixTree
+
+if TYPE_CHECKING:
+    from hicache.reuse import ReuseCounts
 
 
 def keys_from(node: Node, first: int) -> PageRuns:
@@ -85,13 +88,18 @@ class StoreWriter:
         self._backlog_limit = int(options.host_pages * fraction) if fraction < 1 else -1
         self._jobs: deque[_Job] = deque()
         self._works = False
+        self.reuse: ReuseCounts | None = None  # what may be written, where not all may
         self.backlog_pages = 0  # waiting for, or under way to, the store
 
     def write(self, node: Node, first: int) -> None:
         """Pages `first` .. `node.end` of the path ending at `node` have come to L2: write them when
         it is their turn. Never waits.
         """
+        if self.reuse is not None:
+            node = self.reuse.admitted(node)
         count = node.depth + node.length - first
+        if count <= 0:
+            return
         if self._tree.covered(node, HOST) != (node.depth + node.length, None):
             return  # it has left L2 again
         backlog = self.backlog_pages
@@ -106,6 +114,14 @@ class StoreWriter:
         if not self._works:
             self._works = True
             Task(self._work())
+
+    def write_crossed(self, node: Node) -> None:
+        """A request that had the path ending at `node` was counted: write what L2 holds of it that
+        has been admitted with that. Never waits.
+        """
+        if self.reuse is not None:
+            end, first = self.reuse.crossed(node)
+            self.write(end, first)
 
     @property
     def pending(self) -> int:

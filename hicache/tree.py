@@ -301,6 +301,13 @@ class HiRadixTree:
             current = current.parent
         return 0, None
 
+    def held(self, node: Node, tier: int) -> int:
+        """How many leading pages of the path ending at `node` are published in `tier`."""
+        current = node
+        while current.parent is not None and not current.resident[tier]:
+            current = current.parent
+        return current.depth + current.resident[tier]
+
     def pages_from(self, node: Node, tier: int, first: int) -> PageRuns:
         """Physical pages of page `first` to the end of the path ending at `node`, all published in
         `tier`.

@@ -20,6 +20,7 @@ from hicache.node import DEVICE, HOST, STORAGE, Node
 from hicache.operations import Direction, PageRuns
 from hicache.options import EngineOptions
 from hicache.requests import Request, answer_runs, hittable
+from hicache.reuse import make_reuse
 from hicache.store_contents import StoreContents
 from hicache.tree import HiRadixTree
 from hicache.write_back import Departure
@@ -51,9 +52,11 @@ class UntimedServer:
         self._writes_at_prefill = options.cache.write_at == "prefill"
         if self._rules.writes_through:
             self._ways_down.append(("d2h", DEVICE, HOST, "host_pressure"))
+        self._reuse = make_reuse(tree, options)
         self._store: InstantStore | None = None
         if options.has_store:
             self._store = InstantStore(tree, metrics, options, contents)
+            self._store.reuse = self._reuse
         if options.capacities[STORAGE] > 0:
             self._ways_down.append(("h2s", HOST, STORAGE, "storage_pressure"))
         self._private_key = first_private_key(options)
@@ -171,6 +174,8 @@ class UntimedServer:
         """Bring the path ending at `node` to every tier below that lacks part of it."""
         tree = self._tree
         for direction, source, target, pressure in self._ways_down:
+            if target == STORAGE and self._reuse is not None:
+                node = self._reuse.admitted(node)
             first, _ = tree.covered(node, target)
             if first >= node.depth + node.length:
                 continue
@@ -239,6 +244,12 @@ class UntimedServer:
             tree.append(node, ())
         if private > 0:
             tree.give(DEVICE, pages, private)
+        if self._reuse is not None:
+            self._reuse.count(node)
+            if self._store is not None:
+                self._store.write_crossed(node)
+            elif self._rules.writes_back:
+                self._write(tree.cut_at(node, tree.held(node, HOST)))
         self._write_through(node)
         tree.unpin(node, DEVICE)
 

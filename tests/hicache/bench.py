@@ -42,6 +42,7 @@ class Bench:
         restore: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
         prefetch: dict[str, Any] | None = None,
+        admit_after_hits: int = 1,
     ) -> None:
         """`prefetch`: L3 is a store that is asked by key, and read with these options."""
         self.env = Environment(0)
@@ -60,7 +61,7 @@ class Bench:
             SchedulerOptions(**{"output_reserve_fraction": 0.0, **(scheduler or {})}),
             "named",
             1,
-            StorageOptions("tree" if prefetch is None else "store"),
+            StorageOptions("tree" if prefetch is None else "store", admit_after_hits),
             PrefetchOptions(
                 "restore" if prefetch is None else "queued",
                 **{"threshold_tokens": 1, **(prefetch or {})},

@@ -199,8 +199,9 @@ def random_writes(rng: Random, cache: CacheOptions) -> CacheOptions:
 def random_store(rng: Random, options: EngineOptions) -> EngineOptions:
     """The same with an L3 that is asked by page key, now and then."""
     pick = rng.choice
+    storage = StorageOptions("tree", pick([1, 1, 2, 3]))
     if not options.storage_pages or pick([True, False]):
-        return options
+        return replace(options, storage=storage)
     prefetch = PrefetchOptions(
         mode="queued",
         threshold_tokens=pick([0, 1, 4]),
@@ -219,7 +220,7 @@ def random_store(rng: Random, options: EngineOptions) -> EngineOptions:
         retries=pick([0, 0, 2]),
         retry_passes=pick([1, 3]),
     )
-    return replace(options, storage=StorageOptions("store"), prefetch=prefetch)
+    return replace(options, storage=replace(storage, index="store"), prefetch=prefetch)
 
 
 def random_loads(rng: Random, restore: RestoreOptions) -> RestoreOptions:

@@ -74,6 +74,7 @@ OTHERS: dict[str, object] = {
     "restore.prior_host_gib_per_s": 0.01,
     "restore.prior_storage_gib_per_s": 300.0,
     "storage.index": "store",
+    "storage.admit_after_hits": 3,
     "prefetch.mode": "queued",
     "prefetch.threshold_tokens": 2000,
     "prefetch.stop": "best_effort",
