@@ -17,6 +17,10 @@ Rules:
   leaves first;
 * a node leaves the tree when no tier holds it, nobody pins it and it has no children.
 
+A gap in the middle (a path that L1 holds, then L2 alone, then L1 again) cannot arise: leaves go
+first, and nothing is published behind a hole. So the three leading hits say which tier is nearest
+for each page, and one walk finds all that any tier holds of a prompt.
+
 The tree never sees text, time or devices. Every method is atomic: nothing here can suspend.
 """
 

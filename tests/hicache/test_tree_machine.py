@@ -186,6 +186,10 @@ class TreeMachine(RuleBasedStateMachine):
         found = path_of(hits.node)
         assert found == path[: hits.depth]
         assert [hits.device, hits.host, hits.storage] == [leading(path, h) for h in self.held]
+        # No tier has a gap that another one fills: the nearest tier of each page is known from the
+        # three leading hits, and nothing that is held anywhere is out of a walk's reach.
+        anywhere = self.held[DEVICE] | self.held[HOST] | self.held[STORAGE]
+        assert leading(path, anywhere) == max(hits.device, hits.host, hits.storage)
         for tier in TIERS:
             # A page stays on its way although the one in front of it failed, until its own end.
             expected, coming = leading(found, self.held[tier]), None
