@@ -55,7 +55,11 @@ def plan(
         typer.Option(metavar="TOKENS,...", help="Page sizes to choose from. [16,64,256]"),
     ] = None,
     policy: Annotated[
-        str, typer.Option(metavar="POLICY,...", help="Restore policies to choose from.")
+        str,
+        typer.Option(
+            metavar="POLICY,...",
+            help="Restore policies to choose from, also file.py:Class of your own.",
+        ),
     ] = "cost,always",
     ranks: Annotated[
         int, typer.Option(help="GPUs of a node, each with an L2 and L3 of its own.")

@@ -17,6 +17,7 @@ from hicache.errors import InputError
 from scenario.load import parse_assignments
 from scenario.profile import Profile
 from scenario.records import dump_toml
+from sim.own_policy import head_lines
 from sim.plan import Plan, Wishes, prepare_plan
 from sim.plan_document import document_of
 from sim.plan_search import Runner, search
@@ -214,7 +215,8 @@ def _write(given: PlanArguments, plan: Plan, document: dict[str, Any]) -> None:
     write_lines([b"{\n" + b",\n".join(lines) + b"\n}\n"], given.out)
     chosen, _ = plan.chosen()
     if given.save_scenario is not None and chosen is not None:
-        text = _SCENARIO_HEAD + dump_toml(plan.scenario_of(chosen))
+        head = _SCENARIO_HEAD + head_lines(plan.wishes.own(chosen.policy))
+        text = head + dump_toml(plan.scenario_of(chosen))
         write_lines([text.encode()], given.save_scenario)
     if given.plot is not None:
         from sim.plan_plot import save_plan

@@ -19,6 +19,7 @@ from hicache.endings import Endings
 from hicache.kernel import Pending
 from hicache.metrics import Metrics
 from hicache.node import DEVICE
+from hicache.offloading import DecodeOffload
 from hicache.operations import Chunk, Completion, Decode, PageRuns, Prefill
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
@@ -51,6 +52,7 @@ class DecodeSteps:
         self._metrics = metrics
         self._page = options.page_size_tokens
         self.batch = DecodeBatch(self._page)
+        self.offload: DecodeOffload | None = None  # who writes answers while they are made
         self._burst: Pending[Completion] | None = None
         self._burst_start_ns = 0
 
@@ -60,6 +62,8 @@ class DecodeSteps:
         """
         batch, tree = self.batch, self._tree
         steps = batch.steps_to_first_finish
+        if self.offload is not None:
+            steps = self.offload.limit(steps)
         need = batch.pages_for(steps)
         pages: PageRuns = ()
         if need:
@@ -140,7 +144,11 @@ class DecodeSteps:
             run.generated = request.output_tokens
             kv_tokens = request.prompt_tokens + request.output_tokens - 1
             self._count_pages(run, kv_tokens)
+            if self.offload is not None:
+                self.offload.ended(run, kv_tokens)
             self._endings.finish(run, kv_tokens)
+        if self.offload is not None:
+            self.offload.advanced()
 
     def _count_pages(self, run: Running, kv_tokens: int) -> None:
         """While a request decodes its pages are counted by the batch; now they are its own

@@ -10,6 +10,7 @@ done, private pages become the tree's; in the end the pin goes and what is still
 
 from __future__ import annotations
 
+from hicache.allocator import cut
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, Node
 from hicache.options import EngineOptions
@@ -68,6 +69,16 @@ class Holdings:
             self._transfers.write_through(run.node)
         self.release(run)
 
+    def leave_part(self, run: Running, full_pages: int) -> None:
+        """The answer goes on, and its first `full_pages` pages, those of the prompt among them,
+        become the tree's now, as far as no arrival is in the way.
+        """
+        request = run.request
+        if run.held < request.prompt_pages:
+            self.leave_prompt(run)
+        if request.prompt_pages <= run.held < full_pages:
+            self._add_answer(run, full_pages, self._tree.counts_inserts)
+
     def release(self, run: Running) -> None:
         """Undo the pin and free what is private."""
         assert run.private >= 0, run.private
@@ -79,19 +90,46 @@ class Holdings:
         run.node, run.held = None, 0
 
     def _leave_output(self, run: Running, full_pages: int) -> None:
-        prompt_pages = run.request.prompt_pages
+        request = run.request
+        prompt_pages = request.prompt_pages
         if run.held < prompt_pages:
             self.leave_prompt(run)  # an arrival stood in the way when the prompt was computed
         more = full_pages - run.held
         assert run.node is not None
+        if self._tree.prompt_step and full_pages > prompt_pages <= run.held:
+            self._tree.raise_prompt(self._tree.holder(run.node, prompt_pages), request.priority)
+        if run.answer_key and run.held >= prompt_pages:
+            if more > 0 or self._tree.counts_inserts:
+                self._add_answer(run, max(full_pages, run.held), False)
+            return
         if run.held != prompt_pages or more <= 0:
             if self._tree.counts_inserts and run.generated > 1:
                 self._tree.append(run.node, ())
             return
-        request = run.request
         answer = answer_runs(request, more, self._private_key)
         end = self._tree.append(run.node, answer, request.priority)
         self._private_key += more + 1
+        self._adopt(run, end)
+
+    def _add_answer(self, run: Running, full_pages: int, uncounted: bool) -> None:
+        """Pages of an answer that comes in parts, up to page `full_pages`, become the tree's.
+
+        `uncounted`: where an insert counts as a hit, the answer as a whole is one, at its end.
+        """
+        tree, prompt_pages = self._tree, run.request.prompt_pages
+        if not run.answer_key:
+            run.answer_key = self._private_key
+            tokens = run.request.prompt_tokens + run.request.output_tokens
+            self._private_key += tokens // self._page - prompt_pages + 2
+        assert run.node is not None
+        priority = run.request.priority
+        runs = answer_runs(run.request, full_pages - prompt_pages, run.answer_key)
+        if not tree.counts_inserts:
+            runs = cut(tuple(runs), run.held - prompt_pages)[1]
+            end = tree.append(run.node, runs, priority)
+        else:
+            node = tree.cut_at(run.node, prompt_pages)
+            end = tree.grow(node, runs) if uncounted else tree.append(node, runs, priority)
         self._adopt(run, end)
 
     def _adopt(self, run: Running, end: Node) -> None:

@@ -132,11 +132,14 @@ class Metrics:
         self.prefetch_declined_tokens: dict[str, int] = dict.fromkeys(DECLINED_REASONS, 0)
         self.lookups_failed = 0
         self.promoted_pages = 0  # read from L3 into L2
+        self.attached = 0  # how often L3 came at run time
+        self.detached = 0  # how often it left
         self.joined_restores = 0
         self.restore_fallbacks = 0
         self.policy_skips = 0
         self.policy_probes = 0
         self.duplicate_pages = 0
+        self.offloaded_pages = 0  # of answers, left to the cache while they were made
         self.merged_writes = 0
         self.merged_loads = 0  # that had no copy of their own
         self.retractions = 0

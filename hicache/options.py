@@ -170,9 +170,27 @@ class StorageOptions:
     index: Literal["tree", "store"] = "tree"
     # A page is written to L3 once so many requests have had it (`hicache.reuse`). 1: all are.
     admit_after_hits: int = 1
+    # Of a store: seconds of the run from which on it is attached (0: it is from the start), and
+    # from which on it is detached (0: never), at the first moment at which the engine is idle. An
+    # attach behind a detach brings it back.
+    attach_s: float = 0.0
+    detach_s: float = 0.0
 
     def __post_init__(self) -> None:
         _positive("storage.admit_after_hits", self.admit_after_hits)
+        _not_negative("storage.attach_s", self.attach_s)
+        _not_negative("storage.detach_s", self.detach_s)
+        if self.attach_s and self.attach_s == self.detach_s:
+            raise InputError(
+                f"storage.attach_s is {self.attach_s} and storage.detach_s, too: one must come "
+                "first; allowed: two times, or one and 0"
+            )
+
+    @property
+    def switches(self) -> tuple[tuple[int, bool], ...]:
+        """When the store comes or goes, in ns of the run and in order, and whether it comes."""
+        times = [(round(self.attach_s * 1e9), True), (round(self.detach_s * 1e9), False)]
+        return tuple(sorted(each for each in times if each[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +236,20 @@ class PrefetchOptions:
         for name in ("query_batch_pages", "read_batch_pages", "workers", "retry_passes"):
             _positive(f"prefetch.{name}", getattr(self, name))
         _fraction("prefetch.limit_fraction", self.limit_fraction)
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadOptions:
+    """What is written of an answer while it is made (`hicache.offloading`)."""
+
+    # True: a request that decodes leaves what it has made to the cache and writes it to L2 and L3,
+    # stride by stride, whatever `cache.write_policy` says of it.
+    decode: bool = False
+    # Tokens of a stride, in whole pages and at least one. 0: a page.
+    stride_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        _not_negative("offload.stride_tokens", self.stride_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +318,7 @@ class EngineOptions:
     check_every_steps: int = 0
     storage: StorageOptions = field(default_factory=StorageOptions)
     prefetch: PrefetchOptions = field(default_factory=PrefetchOptions)
+    offload: OffloadOptions = field(default_factory=OffloadOptions)
     # Its number among the engines that share a store: pages that no prompt names must not have the
     # same keys in two of them.
     instance: int = 0
@@ -320,6 +353,14 @@ class EngineOptions:
         """Pages of L1, L2 and L3 that the tree keeps account of: nothing of a store."""
         storage_pages = self.storage_pages if self.storage.index == "tree" else 0
         return (self.device_pages, self.host_pages, storage_pages)
+
+    @property
+    def offload_pages(self) -> int:
+        """Pages of a stride of an answer that is written while it is made; 0: none is."""
+        cached = self.cache.outputs == "cached"
+        if not self.offload.decode or not self.storage_pages or not cached:
+            return 0
+        return max(1, self.offload.stride_tokens // self.page_size_tokens)
 
     @property
     def capped_page_tokens(self) -> int:

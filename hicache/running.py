@@ -31,9 +31,9 @@ class Running:
     """The engine's state of one request. Pages and tokens are counts, times ns."""
 
     __slots__ = (
-        "aborting", "admitted_ns", "cached_pages", "choice", "decode_offset", "enqueued_ns",
-        "finish_step", "first_token_ns", "generated", "held", "held_pages", "listed", "load",
-        "matched_ns", "node", "order", "past_tokens", "phase", "prefetched_pages",
+        "aborting", "admitted_ns", "answer_key", "cached_pages", "choice", "decode_offset",
+        "enqueued_ns", "finish_step", "first_token_ns", "generated", "held", "held_pages", "listed",
+        "load", "matched_ns", "node", "order", "past_tokens", "phase", "prefetched_pages",
         "prefill_start_ns", "private", "private_pages", "queued_load", "reason", "request",
         "restore_failed", "restored_ns", "retractions", "todo_tokens",
     )  # fmt: skip
@@ -51,7 +51,7 @@ class Running:
         # Pinned in L1; the tree holds `held` pages of the prompt up to it.
         self.node: Node | None = None
         self.held = 0
-        self.held_pages: PageRuns = ()  # those pages, as far as `listed` says; see page_lists
+        self.held_pages: PageRuns = ()  # those pages, as far as `listed` says
         self.listed = -1
         # The copy under way that brings pages of its past while it is prefilled already; -1: none.
         self.load = -1
@@ -59,6 +59,9 @@ class Running:
         self.queued_load: QueuedLoad | None = None
         self.private = 0  # L1 pages that only this request uses
         self.private_pages: PageRuns = ()
+        # Where the keys of its answer that no prompt names begin, once part of it was left to the
+        # tree while it decodes; 0: none was.
+        self.answer_key = 0
         self.todo_tokens = 0  # still to prefill
         self.past_tokens = 0  # in L1 already
         self.generated = 0

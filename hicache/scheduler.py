@@ -27,6 +27,7 @@ from typing import Any, final
 from simpy import Environment
 
 from hicache.admission import Admission
+from hicache.attachment import Attachment
 from hicache.cost_model import CostModel
 from hicache.decoding import DecodeSteps
 from hicache.endings import Endings
@@ -35,6 +36,7 @@ from hicache.holdings import Holdings
 from hicache.kernel import Signal
 from hicache.metrics import Metrics
 from hicache.node import DEVICE
+from hicache.offloading import DecodeOffload
 from hicache.operations import PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
@@ -47,6 +49,10 @@ from hicache.running import Running
 from hicache.store_index import StoreWriter
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
+
+# Of a request: tokens in its KV cache, and the L1 pages that hold it, or are about to: those of the
+# tree, then its own, each in order.
+Asked = tuple[Request, int, PageRuns, PageRuns]
 
 
 @final
@@ -76,6 +82,10 @@ class Scheduler:
         holdings = Holdings(tree, self.transfers, options, metrics)
         self.endings = Endings(env, holdings, options, metrics, self._ended)
         self.decode = DecodeSteps(env, lanes, tree, self.transfers, self.endings, options, metrics)
+        if options.offload_pages:
+            self.decode.offload = DecodeOffload(
+                self.decode.batch, holdings, self.transfers, options, metrics
+            )
         self._prefill = PrefillSteps(
             env, lanes, tree, self.transfers.loads, holdings, self.endings, self.decode, belief,
             options, metrics,
@@ -101,6 +111,12 @@ class Scheduler:
             self.store_writer = writer
             self.transfers.on_backed_up = writer.write
             self.transfers.on_counted = writer.write_crossed
+        self._attachment: Attachment | None = None
+        if options.storage.switches and self.prefetcher is not None and self.store_writer:
+            self._attachment = Attachment(
+                env, self.prefetcher, self.store_writer, self.transfers, self.admission,
+                self.endings, options, metrics,
+            )  # fmt: skip
         self.on_step: Callable[[], None] | None = None
         self.on_end: Callable[[Request], None] | None = None
         self._orders = 0
@@ -120,6 +136,8 @@ class Scheduler:
                 f"{pages} pages of {self._page} tokens, but L1 has {self._capacity_pages}: "
                 "give a larger --l1"
             )
+        if self._attachment is not None:
+            self._attachment.look()
         self._orders += 1
         run = Running(request, self._orders, self._env._now)
         self.endings.live[request.number] = run
@@ -247,23 +265,19 @@ class Scheduler:
 
     # ------------------------------------------------------------------ for real machines
 
-    def request(self, number: int) -> Request:
-        """A request that is queued or runs."""
-        return self.endings.live[number].request
+    def asked(self, number: int, past_tokens: int) -> Asked:
+        """What a device needs to know of a request that runs, as it is now."""
+        return self._asked(self.endings.live[number], past_tokens)
 
-    def decoding(self) -> list[tuple[int, int]]:
-        """(request number, tokens in its KV cache) of the decode batch, in its order."""
+    def decoding(self) -> list[Asked]:
+        """The same of the decode batch, in its order."""
         batch = self.decode.batch
-        return [(run.request.number, batch.kv_tokens(run)) for run in batch]
+        return [self._asked(run, batch.kv_tokens(run)) for run in batch]
 
-    def page_lists(self, number: int) -> tuple[PageRuns, PageRuns]:
-        """The L1 pages that hold, or are about to hold, the KV cache of a request that runs: those
-        of the tree, then its own, each in order.
-        """
-        run = self.endings.live[number]
-        node, held = run.node, run.held
+    def _asked(self, run: Running, past_tokens: int) -> Asked:
+        held, node = run.held, run.node
         if node is None:
-            return (), ()
+            return run.request, past_tokens, (), ()
         if run.listed != held:  # what is pinned keeps its pages
             run.listed, run.held_pages = held, self._tree.pages_from(node, DEVICE, 0)
-        return run.held_pages, run.private_pages
+        return run.request, past_tokens, run.held_pages, run.private_pages

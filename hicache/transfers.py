@@ -222,7 +222,7 @@ class Transfers:
         self.reuse.count(node)
         if self.on_counted is not None:
             self.on_counted(node)
-        elif self.writes_back:
+        elif self._has_storage:
             Task(self._store(self._tree.cut_at(node, self._tree.held(node, HOST))))
 
     def write_through(self, node: Node) -> None:
@@ -240,6 +240,20 @@ class Transfers:
                 break  # what is in front of it got no room
             self._write(end)
             begins = end.end
+
+    @property
+    def writes_answers(self) -> bool:
+        """Whether all of an answer is written when it has ended."""
+        return self._rules.writes_answers
+
+    def offload(self, node: Node) -> None:
+        """As `write_through`, of all of the path, whatever the write policy says; not where L2 has
+        too little room for it now.
+        """
+        host = self._tree.tiers[HOST]
+        first, _ = self._tree.covered(node, HOST)
+        if node.depth + node.length - first <= host.available:
+            self._write(node)
 
     def _write(self, node: Node) -> None:
         """Begin to write what L2 (or else L3) lacks of the path ending at `node`, as one copy."""

@@ -73,7 +73,7 @@ class HiRadixTree:
         self.joins = cache.node_boundaries == "insert"
         # Whether a load has L1 evict as much as is loaded (`take_for_load`).
         self.loads_by_request = cache.load_eviction_amount == "request"
-        self._prompt_step = cache.prompt_priority_step
+        self.prompt_step = cache.prompt_priority_step
         # Whether an insert raises the priority of a node that it cuts as a whole: SGLang's tree
         # with an L2 does, the one without does not.
         self._raises_all = options.host_pages > 0
@@ -241,14 +241,12 @@ class HiRadixTree:
         return holder
 
     def append(self, node: Node, runs: KeyRuns, priority: int = 0) -> Node:
-        """Walk on from `node`, where a request's prompt ends, along `runs`, the keys of its answer,
-        and add what is missing; returns the end.
+        """Walk on from `node` along `runs`, whose keys begin behind it, and add what is missing;
+        returns the end.
 
         Touches the path; counts a hit only on what lies below `node`, unless inserts are counted
         (`counts_inserts`), of which this is one of all that the request has.
         """
-        if runs and self._prompt_step:
-            self._raise(node, priority + self._prompt_step)
         return self._go_on(node, runs, priority, self._hit if self.counts_inserts else 0)
 
     def grow(self, node: Node, runs: KeyRuns) -> Node:
@@ -270,8 +268,11 @@ class HiRadixTree:
             self._touch_downwards(node)
         return self._descend(node, runs, 0, priority)
 
-    def _raise(self, node: Node, priority: int) -> None:
-        """Nothing on the path ending at `node` has less than `priority`."""
+    def raise_prompt(self, node: Node, priority: int) -> None:
+        """A request of `priority` has an answer behind `node`, where its prompt ends: the prompt is
+        raised above both (`cache.prompt_priority_step`).
+        """
+        priority += self.prompt_step
         ancestor: Node | None = node
         while ancestor is not None:
             if priority > ancestor.priority:

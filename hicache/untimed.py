@@ -50,6 +50,9 @@ class UntimedServer:
         self._ways_down: list[tuple[Direction, int, int, str]] = []
         self._rules = WriteRules(options)
         self._writes_at_prefill = options.cache.write_at == "prefill"
+        self._offload_pages = options.offload_pages
+        if self._rules.writes_answers:
+            self._offload_pages = 0  # all of an answer is written when it has ended
         if self._rules.writes_through:
             self._ways_down.append(("d2h", DEVICE, HOST, "host_pressure"))
         self._reuse = make_reuse(tree, options)
@@ -59,6 +62,11 @@ class UntimedServer:
             self._store.reuse = self._reuse
         if options.capacities[STORAGE] > 0:
             self._ways_down.append(("h2s", HOST, STORAGE, "storage_pressure"))
+        # Of what is written whatever the policy says.
+        self._offload_ways = self._ways_down
+        if self._offload_pages and not self._rules.writes_through:
+            way: tuple[Direction, int, int, str] = ("d2h", DEVICE, HOST, "host_pressure")
+            self._offload_ways = [way, *self._ways_down]
         self._private_key = first_private_key(options)
 
     def serve(self, requests: Iterable[Request]) -> None:
@@ -161,19 +169,19 @@ class UntimedServer:
         if not rules.writes_through:
             return
         if rules.takes_all:
-            self._write(node)
+            self._write(node, self._ways_down)
             return
         begins = 0
         for end in rules.due(node):
             if rules.by_node and self._tree.covered(end, HOST)[0] < begins:
                 break  # what is in front of it got no room
-            self._write(end)
+            self._write(end, self._ways_down)
             begins = end.end
 
-    def _write(self, node: Node) -> None:
+    def _write(self, node: Node, ways_down: list[tuple[Direction, int, int, str]]) -> None:
         """Bring the path ending at `node` to every tier below that lacks part of it."""
         tree = self._tree
-        for direction, source, target, pressure in self._ways_down:
+        for direction, source, target, pressure in ways_down:
             if target == STORAGE and self._reuse is not None:
                 node = self._reuse.admitted(node)
             first, _ = tree.covered(node, target)
@@ -204,7 +212,7 @@ class UntimedServer:
         for arrival in leaving.arrivals:
             if self._store is not None:
                 self._store.write(arrival.node, arrival.first)
-            self._write(arrival.node)  # to L3
+            self._write(arrival.node, self._ways_down)  # to L3
         tree.unpin(found, STORAGE)
         tree.unpin(found, HOST)
 
@@ -233,9 +241,12 @@ class UntimedServer:
             tree.extend(node, request.prompt_runs, request.priority)
         if self._writes_at_prefill:
             self._write_through(node)
+        prompt_pages = held
         more = kv_tokens // self._page - held if self._caches_outputs else 0
         if more > 0:
             answer = answer_runs(request, more, self._private_key)
+            if tree.prompt_step:
+                tree.raise_prompt(node, request.priority)
             end = tree.append(node, answer, request.priority)
             self._private_key += more + 1
             node, duplicates, pages, adopted = tree.adopt(node, end, held, pages)
@@ -244,12 +255,17 @@ class UntimedServer:
             tree.append(node, ())
         if private > 0:
             tree.give(DEVICE, pages, private)
+        if self._offload_pages and more >= self._offload_pages:
+            strides = more // self._offload_pages
+            end = tree.cut_at(node, prompt_pages + strides * self._offload_pages)
+            self._metrics.offloaded_pages += strides * self._offload_pages
+            self._write(end, self._offload_ways)
         if self._reuse is not None:
             self._reuse.count(node)
             if self._store is not None:
                 self._store.write_crossed(node)
-            elif self._rules.writes_back:
-                self._write(tree.cut_at(node, tree.held(node, HOST)))
+            else:  # to L3
+                self._write(tree.cut_at(node, tree.held(node, HOST)), self._ways_down[-1:])
         self._write_through(node)
         tree.unpin(node, DEVICE)
 

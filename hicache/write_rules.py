@@ -30,6 +30,8 @@ class WriteRules:
         self.by_node = cache.write_unit == "node"
         self._joins = cache.node_boundaries == "insert"
         self._least_hits = cache.least_write_hits
+        # Whether all of an answer is due when it has ended.
+        self.writes_answers = self.writes_through and self._least_hits <= 1
         # Whether `due` is always all of the path.
         self.takes_all = self._least_hits <= 1 and not self.by_node
 

@@ -36,6 +36,7 @@ def run_checks(run: FinishedRun, rows: Rows) -> list[str]:
         *timestamps_unit(run, rows),
         *context_length(run, rows),
         *idle_tiers(run),
+        *store_switches(run),
         *overload(run, rows),
         *outside_range(run),
     ]
@@ -133,6 +134,28 @@ def idle_tiers(run: FinishedRun) -> list[str]:
             share = f"{100 * served / prompt:.2g} % of the prompt tokens" if served else "no hit"
             moved = f", though {written / GIB:,.1f} GiB were written to it" if written else ""
             warnings.append(f"idle_tier: {name} of {size} served {share}{moved}{why}")
+    return warnings
+
+
+def store_switches(run: FinishedRun) -> list[str]:
+    """An attach or a detach that did not come about: no request came after its time while nobody
+    else was there.
+    """
+    options, metrics = run.options, run.engine.metrics
+    if not options.has_store or run.scenario.mode != "timed":
+        return []
+    storage, engines = options.storage, len(run.instances)
+    warnings: list[str] = []
+    for key, asked, done, stays in (
+        ("storage.attach_s", storage.attach_s, metrics.attached, "without its L3"),
+        ("storage.detach_s", storage.detach_s, metrics.detached, "with its L3"),
+    ):
+        if asked and done < engines:
+            who = "the engine" if engines == 1 else f"{engines - done} of {engines} engines"
+            warnings.append(
+                f"store_switch: {key} is {asked:g}, but from then on no request came to {who} "
+                f"while nothing else was going on: what came was served {stays}"
+            )
     return warnings
 
 

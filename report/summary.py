@@ -223,6 +223,11 @@ def _traffic(run: FinishedRun, timed: bool) -> dict[str, object]:
     dropped = {reason: pages * page for reason, pages in metrics.dropped_pages.items()}
     if run.options.host_pages:  # without an L2 it would only count the evictions again
         dropped["write_through_unbacked_eviction"] = tree.tiers[0].lost_pages * page
+    extra: dict[str, object] = {}
+    if run.options.offload_pages:
+        extra["offloaded_tokens"] = metrics.offloaded_pages * page
+    if run.options.has_store and run.options.storage.switches and timed:
+        extra["storage_switches"] = {"attached": metrics.attached, "detached": metrics.detached}
     return {
         "bytes": {name: stats.size_bytes for name, stats in directions.items()},
         "transfers": {name: _direction(stats, timed) for name, stats in directions.items()},
@@ -237,6 +242,7 @@ def _traffic(run: FinishedRun, timed: bool) -> dict[str, object]:
         "backuped_tokens_total": directions["h2s"].pages * page,
         "prefetched_tokens_total": directions["s2h"].pages * page,
         **_prefetches(run),
+        **extra,
         "hicache_host_used_tokens": tree.tiers[1].resident * page,
         "hicache_host_total_tokens": tree.tiers[1].capacity * page,
         "restores": {

@@ -1,10 +1,11 @@
-"""Which keys of `[storage]` and `[prefetch]` change nothing in a scenario, and why."""
+"""Which keys of `[storage]`, `[prefetch]` and `[offload]` change nothing in a scenario, and why."""
 
 from __future__ import annotations
 
 from hicache.options import PrefetchOptions
 from scenario.records import Scenario, field_names
 
+_SWITCHES = ("storage.attach_s", "storage.detach_s")
 _KEYS = tuple(f"prefetch.{name}" for name in field_names(PrefetchOptions))
 # What only time decides.
 _TIMED = tuple(
@@ -21,13 +22,14 @@ def idle_storage_keys(scenario: Scenario) -> dict[str, str]:
     prefetch = scenario.prefetch
     idle: dict[str, str] = {}
     if scenario.tiers.l3.is_zero:
-        keys = ("storage.index", "storage.admit_after_hits", *_KEYS)
+        keys = ("storage.index", "storage.admit_after_hits", *_SWITCHES, *_KEYS)
         return dict.fromkeys(keys, "tiers.l3 is 0")
-    if scenario.cache.write_policy == "none":
+    if scenario.cache.write_policy == "none" and not scenario.offload.decode:
         idle["storage.admit_after_hits"] = "cache.write_policy is none"
     if prefetch.mode == "restore":
         idle |= dict.fromkeys(_KEYS, "prefetch.mode is restore, so nothing is prefetched")
         del idle["prefetch.mode"]
+        idle |= dict.fromkeys(_SWITCHES, "storage.index is tree: L3 is the engine's own")
         return idle
     idle["restore.prior_storage_gib_per_s"] = "prefetch.mode is queued, so no restore reads L3"
     if prefetch.allocate == "before_lookup":
@@ -38,8 +40,25 @@ def idle_storage_keys(scenario: Scenario) -> dict[str, str]:
         reason = f"prefetch.stop is {prefetch.stop}"
         idle |= dict.fromkeys((key for key in _KEYS if "timeout" in key), reason)
     if scenario.mode == "untimed":
+        idle |= dict.fromkeys(_SWITCHES, "mode is untimed, so no time passes")
         reason = "mode is untimed, so every prefetch is over at once"
         idle |= dict.fromkeys(_TIMED, reason)
         if prefetch.limit_fraction:
             idle |= dict.fromkeys(("prefetch.limit", "prefetch.limit_fraction"), reason)
     return idle
+
+
+def idle_offload_keys(scenario: Scenario) -> dict[str, str]:
+    """The keys of `[offload]` that change nothing, each with the reason."""
+    cache = scenario.cache
+    keys = ("offload.decode", "offload.stride_tokens")
+    if scenario.tiers.l3.is_zero:
+        return dict.fromkeys(keys, "tiers.l3 is 0")
+    if cache.outputs == "dropped":
+        return dict.fromkeys(keys, "cache.outputs is dropped")
+    writes_all = cache.write_policy in ("write_through", "write_through_selective")
+    if scenario.mode == "untimed" and writes_all and cache.least_write_hits <= 1:
+        return dict.fromkeys(
+            keys, "mode is untimed, and cache.write_policy writes all of an answer at its end"
+        )
+    return {} if scenario.offload.decode else {keys[1]: "offload.decode is false"}

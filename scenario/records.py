@@ -14,6 +14,7 @@ in `scenario.resolve`.
     [restore]    when a lower tier is read                   hicache.options.RestoreOptions
     [storage]    what L3 is to the engine                    hicache.options.StorageOptions
     [prefetch]   how a store is read for queued requests     hicache.options.PrefetchOptions
+    [offload]    what is written of answers as they are made  hicache.options.OffloadOptions
     [scheduler]  how requests are batched                    hicache.options.SchedulerOptions
     [engine]     how the engine keeps its books
     [hw]         how a real machine is driven
@@ -21,7 +22,9 @@ in `scenario.resolve`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
 import msgspec
@@ -29,6 +32,7 @@ import msgspec
 from hicache.errors import InputError
 from hicache.options import (
     CacheOptions,
+    OffloadOptions,
     PrefetchOptions,
     RestoreOptions,
     RouterName,
@@ -215,6 +219,7 @@ class Scenario(msgspec.Struct, frozen=True):
     restore: RestoreOptions = msgspec.field(default_factory=RestoreOptions)
     storage: StorageOptions = msgspec.field(default_factory=StorageOptions)
     prefetch: PrefetchOptions = msgspec.field(default_factory=PrefetchOptions)
+    offload: OffloadOptions = msgspec.field(default_factory=OffloadOptions)
     scheduler: SchedulerOptions = msgspec.field(default_factory=SchedulerOptions)
     engine: BookOptions = msgspec.field(default_factory=BookOptions)
     hw: HwOptions = msgspec.field(default_factory=HwOptions)
@@ -239,18 +244,22 @@ TABLES: dict[str, type] = {
     "restore": RestoreOptions,
     "storage": StorageOptions,
     "prefetch": PrefetchOptions,
+    "offload": OffloadOptions,
     "scheduler": SchedulerOptions,
     "engine": BookOptions,
     "hw": HwOptions,
 }
 
 
-def value_types() -> dict[str, Any]:
-    """The type of each dotted key, in the file's order."""
+@cache
+def value_types() -> Mapping[str, Any]:
+    """The type of each dotted key, in the file's order. Resolved once: a sweep asks for it with
+    every scenario.
+    """
     types = {key: hint for key, hint in get_type_hints(Scenario).items() if key not in TABLES}
     for table, record in TABLES.items():
         types.update({f"{table}.{name}": hint for name, hint in get_type_hints(record).items()})
-    return types
+    return MappingProxyType(types)
 
 
 def values(scenario: Scenario) -> Iterator[tuple[str, object]]:

@@ -15,7 +15,7 @@ from hicache.errors import InputError
 from hicache.options import EngineOptions, RestoreOptions
 from scenario.geometry import ModelGeometry
 from scenario.idle_cache import idle_tree_keys
-from scenario.idle_storage import idle_storage_keys
+from scenario.idle_storage import idle_offload_keys, idle_storage_keys
 from scenario.presets import preset_options, preset_warnings
 from scenario.records import TABLES, Scenario, TierOptions, field_names
 from scenario.sizes import Size, bytes_text
@@ -93,6 +93,7 @@ def resolve(scenario: Scenario, profile: MachineMemory | None, geometry: ModelGe
         restore=scenario.restore,
         storage=scenario.storage,
         prefetch=scenario.prefetch,
+        offload=scenario.offload,
         scheduler=scenario.scheduler,
         page_ids=scenario.engine.page_ids,
         check_every_steps=scenario.engine.check_every_steps,
@@ -230,7 +231,10 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
         idle["cache.hit_counting"] = "cache.write_policy is write_back, so no hits are counted"
         if scenario.tiers.l3.is_zero:
             idle |= dict.fromkeys(("cache.writes_in_flight", "cache.merge_writes_tokens"), reason)
-    if scenario.cache.write_policy == "none":
+    offload_idle = idle_offload_keys(scenario)
+    idle |= offload_idle
+    offloads = scenario.offload.decode and not offload_idle
+    if scenario.cache.write_policy == "none" and not offloads:
         reason = "cache.write_policy is none"
         idle |= dict.fromkeys(writes, reason)
         del idle["cache.write_policy"]

@@ -179,13 +179,13 @@ RULES: dict[str, Rule] = {
         ("ranks.tp", "ranks.tp_lcm_size"),
     ),
     "decode offload": Rule(
-        "a decode server writes what it makes to L3, by stride",
-        {},
-        ("offload.decode", "offload.stride_tokens"),
+        "--disaggregation-decode-enable-offload-kvcache: a decode server writes what it makes to "
+        "L3, by stride (0: a page)",
+        {"offload.decode": _same(False), "offload.stride_tokens": _same(0)},
     ),
     "attach": Rule(
-        "L3 is attached and detached at run time, when idle",
-        {},
-        ("storage.attach_s", "storage.detach_s"),
+        "L3 is attached and detached at run time, when idle (0: it is there from the start, and "
+        "stays)",
+        {"storage.attach_s": _same(0.0), "storage.detach_s": _same(0.0)},
     ),
 }

@@ -19,6 +19,7 @@ from scenario.profile import Profile, load_profile
 from scenario.records import Scenario
 from scenario.resolve import resolve
 from sim.curve_trace import ExactReuse, TraceUses
+from sim.own_policy import RESTORE, check_own, without_own
 from sim.plan_sizes import Ladder, Limits, Pair, Sizing, size_text
 from sim.sweep import check_cell
 from traces.reader import Trace, open_trace
@@ -46,6 +47,14 @@ class Wishes:
     ttft_p99_ms: float | None = None
     tolerance: float = TOLERANCE
     exhaustive: bool = False
+
+    def load(self, options: Mapping[str, object]) -> Scenario:
+        """The scenario of the wishes under `options`, with stand-ins for classes of the user's."""
+        return load_scenario(self.scenario, without_own({**self.options, **options})[0])
+
+    def own(self, policy: str) -> dict[str, str]:
+        """The classes of the user's that take part under `policy`, by key."""
+        return without_own({**self.options, RESTORE: policy})[1]
 
 
 class Point(NamedTuple):
@@ -77,7 +86,7 @@ class Plan:
 
     def scenario_of(self, point: Point) -> Scenario:
         """The whole scenario of a point."""
-        return load_scenario(self.wishes.scenario, {**self.wishes.options, **options_of(point)})
+        return self.wishes.load(options_of(point))
 
     def cost(self, point: Point) -> float:
         """Of L2 and L3 of a node, in the unit of the prices."""
@@ -140,16 +149,16 @@ def options_of(point: Point) -> dict[str, object]:
         "tiers.page_size_tokens": point.page_size_tokens,
         "tiers.l2": size_text(point.pair.l2_bytes),
         "tiers.l3": size_text(point.pair.l3_bytes),
-        "restore.policy": point.policy,
+        RESTORE: point.policy,
     }
 
 
 def prepare_plan(wishes: Wishes, limits: Callable[[Profile], Limits]) -> Plan:
     """Open what is named, read the trace once for each page size. Raises InputError."""
-    bare = {**wishes.options, "tiers.l2": "0", "tiers.l3": "0"}
+    bare: dict[str, object] = {"tiers.l2": "0", "tiers.l3": "0"}
     if wishes.page_sizes:
         bare["tiers.page_size_tokens"] = wishes.page_sizes[0]
-    base = load_scenario(wishes.scenario, bare)
+    base = wishes.load(bare)
     check_cell(base)
     if base.mode != "timed":
         raise InputError("mode is untimed: a plan is about TTFT; leave it timed")
@@ -158,7 +167,8 @@ def prepare_plan(wishes: Wishes, limits: Callable[[Profile], Limits]) -> Plan:
     profile, geometry = load_profile(base.machine.profile), load_geometry(base.model.name)
     _check_fits(base, profile, geometry)
     for policy in wishes.policies:
-        load_scenario(wishes.scenario, {**bare, "restore.policy": policy})
+        wishes.load({**bare, "restore.policy": policy})
+        check_own(wishes.own(policy), base.mode)
     trace = open_trace(
         base.trace.path, block_tokens=base.trace.block_tokens, speed=base.trace.speed,
         tokenizer=base.trace.tokenizer, on_error=base.trace.on_error,

@@ -15,6 +15,7 @@ from hicache.operations import Copy, Decode, Operation, Prefill
 from hicache.options import (
     CacheOptions,
     EngineOptions,
+    OffloadOptions,
     PrefetchOptions,
     RestoreOptions,
     SchedulerOptions,
@@ -43,6 +44,8 @@ class Bench:
         scheduler: dict[str, Any] | None = None,
         prefetch: dict[str, Any] | None = None,
         admit_after_hits: int = 1,
+        switches: dict[str, Any] | None = None,
+        offload: dict[str, Any] | None = None,
     ) -> None:
         """`prefetch`: L3 is a store that is asked by key, and read with these options."""
         self.env = Environment(0)
@@ -61,11 +64,14 @@ class Bench:
             SchedulerOptions(**{"output_reserve_fraction": 0.0, **(scheduler or {})}),
             "named",
             1,
-            StorageOptions("tree" if prefetch is None else "store", admit_after_hits),
+            StorageOptions(
+                "tree" if prefetch is None else "store", admit_after_hits, **(switches or {})
+            ),
             PrefetchOptions(
                 "restore" if prefetch is None else "queued",
                 **{"threshold_tokens": 1, **(prefetch or {})},
             ),
+            OffloadOptions(**(offload or {})),
         )
         self.engine = Engine(self.env, self.lanes, self.options)
         self.metrics = self.engine.metrics

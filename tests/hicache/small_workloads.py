@@ -19,6 +19,7 @@ from hicache.options import (
     EVICTION_NAMES,
     CacheOptions,
     EngineOptions,
+    OffloadOptions,
     PrefetchOptions,
     RestoreOptions,
     SchedulerOptions,
@@ -196,6 +197,12 @@ def random_writes(rng: Random, cache: CacheOptions) -> CacheOptions:
     )
 
 
+# L3 comes and goes, now and then; in seconds, as everywhere in options.
+SWITCHES: list[dict[str, float]] = [
+    {}, {}, {}, {"attach_s": 4e-7}, {"detach_s": 4e-7}, {"attach_s": 2e-6, "detach_s": 3e-7},
+]  # fmt: skip
+
+
 def random_store(rng: Random, options: EngineOptions) -> EngineOptions:
     """The same with an L3 that is asked by page key, now and then."""
     pick = rng.choice
@@ -220,13 +227,20 @@ def random_store(rng: Random, options: EngineOptions) -> EngineOptions:
         retries=pick([0, 0, 2]),
         retry_passes=pick([1, 3]),
     )
-    return replace(options, storage=replace(storage, index="store"), prefetch=prefetch)
+    storage = replace(storage, index="store", **rng.choice(SWITCHES))
+    return replace(options, storage=storage, prefetch=prefetch)
 
 
 def random_loads(rng: Random, restore: RestoreOptions) -> RestoreOptions:
     """The same with any rules of when loads begin, and in how many copies."""
     start = rng.choice(["admission", "prefill"]) if restore.overlap else "admission"
     return replace(restore, start=start, merge_loads=rng.choice([False, True]))
+
+
+def random_offload(rng: Random, options: EngineOptions) -> EngineOptions:
+    """The same with answers that are written while they are made, now and then."""
+    offload = OffloadOptions(rng.choice([False, True]), rng.choice([0, 0, 3, 8]))
+    return replace(options, offload=offload)
 
 
 def random_call(rng: Random) -> Call:
@@ -266,6 +280,7 @@ def random_workload(rng: Random, *, faults: bool = True, most_calls: int = 12) -
     options = replace(options, cache=random_writes(rng, options.cache))
     options = replace(options, restore=random_loads(rng, options.restore))
     options = random_store(rng, options)
+    options = random_offload(rng, options)
     return Workload(options, calls, fates, aborts)
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hicache.errors import InputError
-from hicache.options import CacheOptions, EngineOptions, RestoreOptions, SchedulerOptions
+from hicache.options import (
+    CacheOptions,
+    EngineOptions,
+    OffloadOptions,
+    RestoreOptions,
+    SchedulerOptions,
+    StorageOptions,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +34,10 @@ from hicache.options import CacheOptions, EngineOptions, RestoreOptions, Schedul
         (RestoreOptions, {"prior_recompute_us_per_token": 0}, "restore.prior_recompute_us"),
         (RestoreOptions, {"prior_host_gib_per_s": -2.0}, "restore.prior_host_gib_per_s is -2"),
         (RestoreOptions, {"prior_storage_gib_per_s": 0}, "restore.prior_storage_gib_per_s is 0"),
+        (StorageOptions, {"attach_s": -1.0}, "storage.attach_s is -1"),
+        (StorageOptions, {"detach_s": -1.0}, "storage.detach_s is -1"),
+        (StorageOptions, {"attach_s": 2.0, "detach_s": 2.0}, "one must come first"),
+        (OffloadOptions, {"stride_tokens": -1}, "offload.stride_tokens is -1"),
         (SchedulerOptions, {"max_running_requests": 0}, "scheduler.max_running_requests is 0"),
         (SchedulerOptions, {"chunk_tokens": 0}, "scheduler.chunk_tokens is 0"),
         (SchedulerOptions, {"output_reserve_fraction": -0.1}, "output_reserve_fraction is -0.1"),

@@ -69,6 +69,11 @@ MEANS = [
     ("--radix-eviction-policy lfu", "cache.eviction", "lfu"),
     ("--mem-fraction-static 0.85", "machine.memory_fraction", 0.85),
     ("--max-total-tokens 200000", "tiers.l1", "200000tokens"),
+    (
+        ON + "--hicache-storage-backend file --disaggregation-decode-enable-offload-kvcache",
+        "offload.decode",
+        True,
+    ),
     ("--chunked-prefill-size 4096", "scheduler.chunk_tokens", 4096),
     ("--chunked-prefill-size -1", "scheduler.chunk_tokens", 1 << 30),
     ("--max-running-requests 64", "scheduler.max_running_requests", 64),
