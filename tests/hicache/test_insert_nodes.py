@@ -216,6 +216,22 @@ def test_a_request_that_has_answered_raises_its_prompt(
         assert {node.start: node.priority for node, _ in nodes_of(tree)} == priorities
 
 
+def test_an_answer_that_is_left_in_parts_has_its_requests_priority() -> None:
+    for counting in ("request", "insert"):
+        cache = {
+            "prompt_priority_step": 1, "eviction": "priority", "outputs": "cached",
+            "hit_counting": counting,
+        }  # fmt: skip
+        bench = Bench(32, 32, 32, cache=cache, offload={"decode": True, "stride_tokens": 2})
+        bench.ask(0, range(4), output=8)
+        (request,) = bench.requests
+        request.priority, request.output_runs = 2, ((4, 7),)
+        tree = bench.run().tree
+        found = {node.start: node.priority for node, _ in nodes_of(tree)}
+        assert found.pop(0) == 3
+        assert set(found.values()) == {2}
+
+
 def untimed_tree(bench: Bench) -> HiRadixTree:
     """The tree after what the bench was asked, as if nothing took time."""
     env = Environment(0)

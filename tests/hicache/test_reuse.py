@@ -103,3 +103,33 @@ def test_what_was_admitted_while_it_was_on_its_way_to_l2_is_written_when_it_is_t
         assert sum(copy.pages for copy in bench.copies("h2s")) == 4
         assert bench.tree.tiers[DEVICE].resident == 4
         assert_at_rest(bench.engine)
+
+
+def test_what_is_admitted_while_l3_is_detached_is_not_written() -> None:
+    bench = Bench(16, 16, 64, admit_after_hits=2, prefetch={}, switches={"detach_s": 5e-7})
+    for place in range(3):
+        bench.ask(1000 * place, range(4))
+    bench.run()
+    assert bench.metrics.detached == 1
+    assert not bench.copies("h2s")
+    assert_at_rest(bench.engine)
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_an_offloaded_answer_is_admitted_as_all_else_is(store: bool) -> None:
+    """It is in L2 as it is made, and goes to L3 with the request that has it for the second time;
+    without a write policy nothing else would bring it there.
+    """
+    bench = Bench(
+        32, 32, 64, admit_after_hits=2, prefetch={} if store else None,
+        cache={"write_policy": "none", "outputs": "cached"}, offload={"decode": True},
+    )  # fmt: skip
+    bench.ask(0, range(4), output=5)
+    bench.requests[0].output_runs = ((4, 4),)
+    bench.ask(1000, range(9))
+    bench.run(900)
+    assert bench.hits(range(8))[1] == 8
+    assert not bench.copies("h2s")
+    bench.run()
+    assert sum(copy.pages for copy in bench.copies("h2s")) == 8
+    assert_at_rest(bench.engine)
