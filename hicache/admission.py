@@ -84,8 +84,9 @@ class Admission:
         # published meanwhile could make it need less.
         self._short = 0
         # Under write back: pages that the head of the queue will be given once L1 has written them
-        # back; what it found in L1 and L2 is pinned meanwhile.
-        self._wanted: tuple[int, Node, Node] | None = None
+        # back, and how many of them it will load into; what it found in L1 and L2 is pinned
+        # meanwhile.
+        self._wanted: tuple[int, int, Node, Node] | None = None
 
     @property
     def waiting(self) -> int:
@@ -152,9 +153,9 @@ class Admission:
         meanwhile: no admission, no step.
         """
         assert self._wanted is not None
-        need, node, found = self._wanted
+        need, load, node, found = self._wanted
         self._wanted = None
-        await self._transfers.make_room(need)
+        await self._transfers.make_room(need, load)
         self._tree.unpin(node, DEVICE)
         self._tree.unpin(found, HOST)
 
@@ -232,11 +233,14 @@ class Admission:
         if self._writes_back and need > self._device.allocator.free:
             found = match.node if match.host > held else node
             tree.pin(found, HOST)
-            self._wanted = (need, node, found)
+            self._wanted = (need, goal - held, node, found)
             return False
         self.queue.pop()
         end = tree.cut_at(match.node, goal) if goal > held else node
-        pages = tree.take(DEVICE, need)
+        if goal > held and tree.loads_by_request:
+            pages = tree.take_for_load(min(goal - held, need), need)
+        else:
+            pages = tree.take(DEVICE, need)
         assert pages is not None
         run.node, run.held, run.listed = node, held, -1
         run.matched_ns = self._env._now

@@ -83,3 +83,4 @@ class Attachment:
         prefetcher = self._prefetcher if attached else None
         self._admission.prefetcher = self._endings.prefetcher = prefetcher
         self._transfers.on_backed_up = self._writer.write if attached else None
+        self._transfers.on_counted = self._writer.write_crossed if attached else None

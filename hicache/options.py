@@ -43,6 +43,8 @@ class CacheOptions:
     # much as was asked for, whatever is free.
     l1_eviction_amount: Literal["shortfall", "request"] = "shortfall"
     l2_eviction_amount: Literal["shortfall", "request"] = "shortfall"
+    # The same of L1, where a load from L2 asks for it ("request": as much as is loaded).
+    load_eviction_amount: Literal["shortfall", "request"] = "shortfall"
     # "any": whatever no child in L2 needs. "not_in_l1": only what L1 does not hold; who asks for
     # more gets nothing, and what could go is gone. "duplicates_first": copies of what L1 holds,
     # oldest first (`hicache.duplicates`), then as "not_in_l1".
@@ -51,6 +53,10 @@ class CacheOptions:
     # "walked", as in SGLang: each node at a time of its own, parents first; one that matched in
     # part is used as a whole before it is cut, and its upper half is a node made now.
     touch: Literal["matched", "walked"] = "matched"
+    # What goes, is written and is counted as one. "run": consecutive page keys. "insert", as in
+    # SGLang: all that one insert has added, however many runs that is, until a path ends or
+    # branches off inside it.
+    node_boundaries: Literal["run", "insert"] = "run"
     # Eviction ahead of need, before each step: from the high mark on, in parts of the tier in use,
     # down to the low one. 0: never.
     l1_high_watermark: float = 0.0
@@ -59,6 +65,9 @@ class CacheOptions:
     l2_low_watermark: float = 0.0
     # For "gdsf": a page behind so many tokens takes twice as long to compute as the first one.
     gdsf_doubling_tokens: int = 32768
+    # For "priority": by how much a request that has ended with an answer raises its prompt above
+    # itself and its answer. SGLang from 0.5.20 on: 1.
+    prompt_priority_step: int = 0
     # What a hit is that "lfu", "slru" and the write policies count. "request": each node that a
     # request leaves or finds, once. "insert", as SGLang up to 0.5.20: once when its prompt is
     # computed and once more when it has ended, but not where pages come back that had left L1.
@@ -94,6 +103,7 @@ class CacheOptions:
                 getattr(self, f"{tier}_low_watermark"),
             )
         _positive("cache.gdsf_doubling_tokens", self.gdsf_doubling_tokens)
+        _not_negative("cache.prompt_priority_step", self.prompt_priority_step)
         _not_negative("cache.write_after_hits", self.write_after_hits)
         _positive("cache.writes_in_flight", self.writes_in_flight)
         _not_negative("cache.merge_writes_tokens", self.merge_writes_tokens)
@@ -158,6 +168,8 @@ class StorageOptions:
     # as the other tiers do. "store": a store is asked by page key; it evicts by itself, and may be
     # shared.
     index: Literal["tree", "store"] = "tree"
+    # A page is written to L3 once so many requests have had it (`hicache.reuse`). 1: all are.
+    admit_after_hits: int = 1
     # Of a store: seconds of the run from which on it is attached (0: it is from the start), and
     # from which on it is detached (0: never), at the first moment at which the engine is idle. An
     # attach behind a detach brings it back.
@@ -165,6 +177,7 @@ class StorageOptions:
     detach_s: float = 0.0
 
     def __post_init__(self) -> None:
+        _positive("storage.admit_after_hits", self.admit_after_hits)
         _not_negative("storage.attach_s", self.attach_s)
         _not_negative("storage.detach_s", self.detach_s)
         if self.attach_s and self.attach_s == self.detach_s:

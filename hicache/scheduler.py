@@ -106,8 +106,11 @@ class Scheduler:
                 env, lanes, tree, options, metrics, self.admission.fetched, self.changed
             )
             self.admission.prefetcher = self.endings.prefetcher = self.prefetcher
-            self.store_writer = StoreWriter(lanes, tree, options, metrics, self.changed)
-            self.transfers.on_backed_up = self.store_writer.write
+            writer = StoreWriter(lanes, tree, options, metrics, self.changed)
+            writer.reuse = self.transfers.reuse
+            self.store_writer = writer
+            self.transfers.on_backed_up = writer.write
+            self.transfers.on_counted = writer.write_crossed
         self._attachment: Attachment | None = None
         if options.storage.switches and self.prefetcher is not None and self.store_writer:
             self._attachment = Attachment(

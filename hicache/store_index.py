@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from hicache.allocator import cut, extents
 from hicache.errors import TransferError
@@ -26,6 +26,9 @@ from hicache.operations import Completion, Copy, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.tree import HiRadixTree
+
+if TYPE_CHECKING:
+    from hicache.reuse import ReuseCounts
 
 
 def keys_from(node: Node, first: int) -> PageRuns:
@@ -92,13 +95,18 @@ class StoreWriter:
         self._jobs: list[deque[_Job]] = [deque() for _ in range(self._ranks)]
         self._works = [False] * self._ranks
         self.pending = 0  # jobs that wait or are being written
+        self.reuse: ReuseCounts | None = None  # what may be written, where not all may
         self.backlog_pages = 0  # waiting for, or under way to, the store
 
     def write(self, node: Node, first: int) -> None:
         """Pages `first` .. `node.end` of the path ending at `node` have come to L2: write them when
         it is their turn. Never waits.
         """
+        if self.reuse is not None:
+            node = self.reuse.admitted(node)
         count = node.depth + node.length - first
+        if count <= 0:
+            return
         if self._tree.covered(node, HOST) != (node.depth + node.length, None):
             return  # it has left L2 again
         backlog = self.backlog_pages
@@ -116,6 +124,14 @@ class StoreWriter:
             if not self._works[rank]:
                 self._works[rank] = True
                 Task(self._work(rank))
+
+    def write_crossed(self, node: Node) -> None:
+        """A request that had the path ending at `node` was counted: write what L2 holds of it that
+        has been admitted with that. Never waits.
+        """
+        if self.reuse is not None:
+            end, first = self.reuse.crossed(node)
+            self.write(end, first)
 
     async def _work(self, rank: int) -> None:
         jobs = self._jobs[rank]

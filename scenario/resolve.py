@@ -14,6 +14,7 @@ import msgspec
 from hicache.errors import InputError
 from hicache.options import EngineOptions, RestoreOptions
 from scenario.geometry import ModelGeometry
+from scenario.idle_cache import idle_tree_keys
 from scenario.idle_storage import idle_offload_keys, idle_storage_keys
 from scenario.presets import preset_options, preset_warnings
 from scenario.ranks import rank_geometry
@@ -223,8 +224,6 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
         idle["tiers.l2_rounding"] = f"tiers.l2 is {scenario.tiers.l2}"
     if scenario.cache.eviction != "gdsf":
         idle["cache.gdsf_doubling_tokens"] = f"cache.eviction is {scenario.cache.eviction}"
-    if scenario.cache.eviction == "priority":
-        idle["cache.eviction"] = "the trace gives no priorities, so it is lru"
     if restore.policy != "threshold":
         idle["restore.threshold_tokens"] = f"restore.policy is {restore.policy}"
     if restore.policy != "cost":
@@ -260,6 +259,7 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
         ):
             idle.setdefault(key, "tiers.l3 is 0")
     idle |= idle_storage_keys(scenario)
+    idle |= idle_tree_keys(scenario)
     if scenario.tiers.l2.is_zero:
         idle.setdefault("machine.transfer_mode", "tiers.l2 is 0, so nothing is moved")
         of_l2 = [f"cache.{name}" for name in field_names(type(scenario.cache)) if name[:2] == "l2"]

@@ -43,6 +43,7 @@ class Bench:
         restore: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
         prefetch: dict[str, Any] | None = None,
+        admit_after_hits: int = 1,
         switches: dict[str, Any] | None = None,
         offload: dict[str, Any] | None = None,
         ranks: int = 1,
@@ -67,7 +68,9 @@ class Bench:
             SchedulerOptions(**{"output_reserve_fraction": 0.0, **(scheduler or {})}),
             "named",
             1,
-            StorageOptions("tree" if prefetch is None else "store", **(switches or {})),
+            StorageOptions(
+                "tree" if prefetch is None else "store", admit_after_hits, **(switches or {})
+            ),
             PrefetchOptions(
                 "restore" if prefetch is None else "queued",
                 **{"threshold_tokens": 1, **(prefetch or {})},
