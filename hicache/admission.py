@@ -77,6 +77,7 @@ class Admission:
         self._reserve = options.scheduler.output_reserve_fraction
         self._gathers_loads = options.restore.merge_loads and options.restore.start == "admission"
         self._writes_back = transfers.writes_back
+        self._asks_again = options.restore.queue_aware
         self.queue = RequestQueue()
         self._aside = 0  # requests that were at the head of the queue and wait for a prefetch
         # L1 pages that the head of the queue needs and did not get; 0: it does not wait for room.
@@ -207,9 +208,12 @@ class Admission:
         self._poke()
 
     def _choose(self, run: Running, match: Match) -> Choice:
-        """What the policy says; asked once for the same hits, however often admission is tried."""
+        """What the policy says; asked once for the same hits, however often admission is tried,
+        unless it counts what is in front, which changes.
+        """
         hits = (match.device, match.host, match.storage)
-        if run.choice is None or run.choice[0] != hits:
+        if run.choice is None or run.choice[0] != hits or self._asks_again:
+            match.tokens = run.kv_tokens
             run.choice = (hits, self.policy(match))
         return run.choice[1]
 

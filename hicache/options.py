@@ -119,9 +119,9 @@ class CacheOptions:
 class RestoreOptions:
     """When a hit below L1 is brought back, and what is believed before anything was measured."""
 
-    # "cost": when the cost model expects a gain. "threshold": from `threshold_tokens` on. "always",
-    # "never".
-    policy: Literal["cost", "always", "never", "threshold"] = "cost"
+    # "cost": when the cost model expects a gain. "meet": as much of it as is loaded while the rest
+    # is computed. "threshold": from `threshold_tokens` on. "always", "never".
+    policy: Literal["cost", "meet", "always", "never", "threshold"] = "cost"
     threshold_tokens: int = 256
     # True: restores of queued requests run under decode. False: the engine waits for each restore.
     overlap: bool = True
@@ -135,7 +135,10 @@ class RestoreOptions:
     # True: the loads that begin together (with one prefill step, or one round of admission) are one
     # copy.
     merge_loads: bool = False
-    # Every N-th refusal of the cost policy is restored all the same, so that a slow first sample
+    # True: "cost" and "meet" count what is in front of a request: copies under way, and prompts
+    # that wait to be computed. False: they compare as if it were alone.
+    queue_aware: bool = False
+    # Every N-th refusal of "cost" and "meet" is restored all the same, so that a slow first sample
     # cannot stop sampling for ever. 0: never.
     probe_every: int = 0
     prior_recompute_us_per_token: float = 50.0

@@ -42,6 +42,7 @@ from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.prefetch import Prefetcher
 from hicache.prefilling import PrefillSteps
+from hicache.queue_ahead import QueueAhead
 from hicache.requests import Request
 from hicache.restore_policy import Policy
 from hicache.restoring import Restores
@@ -70,6 +71,7 @@ class Scheduler:
         belief: CostModel,
         metrics: Metrics,
         options: EngineOptions,
+        ahead: QueueAhead | None = None,
     ) -> None:
         self._env: Any = env  # its times are ints
         self._tree = tree
@@ -77,7 +79,7 @@ class Scheduler:
         self._metrics = metrics
         self._page = options.page_size_tokens
         self._blocks = not options.restore.overlap
-        self.transfers = Transfers(env, lanes, tree, options, metrics, belief, self.changed)
+        self.transfers = Transfers(env, lanes, tree, options, metrics, belief, self.changed, ahead)
         self._writes_back = self.transfers.writes_back
         holdings = Holdings(tree, self.transfers, options, metrics)
         self.endings = Endings(env, holdings, options, metrics, self._ended)
@@ -92,8 +94,10 @@ class Scheduler:
         )  # fmt: skip
         self._restores = Restores(
             env, tree, self.transfers, self.endings, self.decode, self._prefill, options, metrics,
-            self.poke,
+            self.poke, ahead,
         )  # fmt: skip
+        if ahead is not None:
+            ahead.waiting = self._prefill.waiting
         self.admission = Admission(
             env, tree, self.transfers, self.endings, self.decode, self._prefill, self._restores,
             policy, options, metrics, self.poke,

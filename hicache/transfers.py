@@ -29,6 +29,7 @@ from hicache.node import DEVICE, HOST, STORAGE, Node
 from hicache.operations import DIRECTIONS, Completion, Copy, Direction, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
+from hicache.queue_ahead import QueueAhead
 from hicache.reuse import make_reuse
 from hicache.tree import HiRadixTree
 from hicache.write_back import Departure
@@ -49,6 +50,7 @@ class Copier:
         self._page_bytes = options.page_bytes
         self._stats = metrics.directions
         self._lines = belief.copies
+        self.ahead: QueueAhead | None = None  # if there, it learns from them in its own way
         self._ended: dict[Direction, Callable[[Pending[Completion]], None]] = {
             direction: partial(self.see, direction) for direction in DIRECTIONS
         }
@@ -68,6 +70,8 @@ class Copier:
         runs = extents(source, target) if source else 1
         operation = Copy(direction, pages, pages * self._page_bytes, runs, source, target)
         pending = self._lanes.submit(operation)
+        if self.ahead is not None:
+            self.ahead.copies(direction, operation.size_bytes, pending)
         ended = over or self._ended[direction]
         if pending.callbacks is None:
             ended(pending)
@@ -84,7 +88,8 @@ class Copier:
         done: Completion = pending.value
         operation: Copy = done.operation  # type: ignore[assignment]
         stats.add(done, operation)
-        self._lines[direction].observe(operation.size_bytes, done.recurring_ns * 1e-9)
+        if self.ahead is None:
+            self._lines[direction].observe(operation.size_bytes, done.recurring_ns * 1e-9)
 
 
 class WriteJob:
@@ -186,6 +191,7 @@ class Transfers:
         metrics: Metrics,
         belief: CostModel,
         on_change: Callable[[], None],
+        ahead: QueueAhead | None = None,
     ) -> None:
         self._env = env
         self._tree = tree
@@ -202,6 +208,7 @@ class Transfers:
         # Called with the path of a request that has ended and was counted there.
         self.on_counted: Callable[[Node], None] | None = None
         self._copier = Copier(lanes, options, metrics, belief)
+        self._copier.ahead = ahead
         self._to_host = WriteQueue(env, self._copier, "d2h", options, metrics)
         self._to_storage = WriteQueue(env, self._copier, "h2s", options, metrics)
         self._backlog_limit = int(options.host_pages * options.cache.write_backlog_fraction)

@@ -43,16 +43,22 @@ if TYPE_CHECKING:
 class Match:
     """Where a walk ended: `node` ends at page `depth`; each tier holds that many leading pages of
     the path.
+
+    `tokens`: those that must stand in L1 before the request's next one can be made, where a restore
+    policy is asked about it; else 0.
     """
 
-    __slots__ = ("depth", "device", "host", "node", "storage")
+    __slots__ = ("depth", "device", "host", "node", "storage", "tokens")
 
-    def __init__(self, node: Node, depth: int, device: int, host: int, storage: int) -> None:
+    def __init__(
+        self, node: Node, depth: int, device: int, host: int, storage: int, tokens: int = 0
+    ) -> None:
         self.node = node
         self.depth = depth
         self.device = device
         self.host = host
         self.storage = storage
+        self.tokens = tokens
 
 
 @final

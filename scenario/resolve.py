@@ -110,6 +110,7 @@ def resolve(scenario: Scenario, profile: MachineMemory | None, geometry: ModelGe
             f"{model.name} hold the same pages (MLA), so that every server finds them"
         )
     warnings += _idle_l2(scenario, options)
+    warnings += _meets_nothing(scenario, options)
     if profile is not None:
         warnings += _beyond_machine(scenario, profile, geometry, options)
     return Resolved(options, tuple(warnings))
@@ -160,6 +161,20 @@ def _idle_l2(scenario: Scenario, options: EngineOptions) -> list[str]:
     ]
 
 
+def _meets_nothing(scenario: Scenario, options: EngineOptions) -> list[str]:
+    """A warning where a restore has nothing to meet: nothing is computed before it has ended."""
+    restore = options.restore
+    if scenario.mode == "untimed" or not options.host_pages or restore.policy != "meet":
+        return []
+    if restore.layerwise or restore.queue_aware:
+        return []
+    return [
+        "restore.policy is meet, and restore.layerwise and restore.queue_aware are false: nothing "
+        "is computed while pages are loaded, so that a tier's hit is restored whole or not at all; "
+        "set restore.layerwise"
+    ]
+
+
 def left_to_hardware(scenario: Scenario, pcie: PcieProfile) -> list[str]:
     """One sentence on the options of `hw` that were set, for a simulation: it has no use for them.
     No mistake, since a scenario is meant to be run both ways. `pcie`: the machine's link.
@@ -200,6 +215,7 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
                 "restore.layerwise",
                 "restore.start",
                 "restore.merge_loads",
+                "restore.queue_aware",
                 "restore.probe_every",
                 *_PRIORS,
                 *(f"scheduler.{name}" for name in field_names(type(scenario.scheduler))),
@@ -208,7 +224,7 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
             ),
             untimed,
         )
-        if restore.policy in ("cost", "always"):
+        if restore.policy in ("cost", "meet", "always"):
             idle["restore.policy"] = f"{untimed}: every restore pays, as under cost and always"
     elif scenario.load.shape != "trace" and scenario.load.loop != "closed":
         idle["trace.speed"] = (
@@ -226,9 +242,9 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
         idle["cache.gdsf_doubling_tokens"] = f"cache.eviction is {scenario.cache.eviction}"
     if restore.policy != "threshold":
         idle["restore.threshold_tokens"] = f"restore.policy is {restore.policy}"
-    if restore.policy != "cost":
+    if restore.policy not in ("cost", "meet"):
         reason = f"restore.policy is {restore.policy}, so nothing is estimated"
-        for key in ("restore.probe_every", *_PRIORS):
+        for key in ("restore.queue_aware", "restore.probe_every", *_PRIORS):
             idle[key] = reason
     cache = scenario.cache
     writes = [f"cache.{name}" for name in field_names(type(cache)) if "write" in name]

@@ -16,6 +16,7 @@ from hicache.operations import DIRECTIONS
 from hicache.ports import Lanes
 from hicache.record import Recorder
 from hicache.requests import Request
+from hicache.restore_policy import Policy
 
 MOST_EVENTS = 200_000  # a run of a dozen small requests that takes more is going round in circles
 
@@ -23,7 +24,10 @@ MOST_EVENTS = 200_000  # a run of a dozen small requests that takes more is goin
 class Run:
     """A run that is over: the engine, its lanes, and the record that was taken of it."""
 
-    def __init__(self, workload: Workload, *, recorded: bool = False) -> None:
+    def __init__(
+        self, workload: Workload, *, recorded: bool = False, policy: Policy | None = None
+    ) -> None:
+        """`policy`: the restore policy, instead of the workload's."""
         self.workload = workload
         self.requests = workload.requests()
         self.env = Environment(0)
@@ -39,6 +43,8 @@ class Run:
             self.recorder = Recorder(self.env, self.lanes, self.lines.append, "a small workload")
             port = self.recorder
         self.engine = Engine(self.env, port, workload.options)
+        if policy is not None:
+            self.engine.scheduler.admission.policy = policy
         if workload.options.page_ids == "named":
             watch_memory(self.engine, self.lanes)
         for at_ns, number in workload.aborts:

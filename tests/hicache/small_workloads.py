@@ -243,6 +243,20 @@ def random_offload(rng: Random, options: EngineOptions) -> EngineOptions:
     return replace(options, offload=offload)
 
 
+def random_meeting(rng: Random, restore: RestoreOptions) -> RestoreOptions:
+    """The same, now and then loading a part of a hit and computing the rest."""
+    pick = rng.choice
+    meets = pick([True, False, False]) and restore.overlap
+    return replace(
+        restore,
+        policy="meet" if meets else restore.policy,
+        layerwise=pick([True, True, False]) if meets else restore.layerwise,
+        queue_aware=pick([False, True]),
+        # Pages come in some 100 ns here, so that computing one must not be believed to take long.
+        prior_recompute_us_per_token=pick([0.1, 0.02]) if meets else 50.0,
+    )
+
+
 def random_call(rng: Random) -> Call:
     """One request; its prompt shares a prefix with most others."""
     pick = rng.choice
@@ -281,6 +295,7 @@ def random_workload(rng: Random, *, faults: bool = True, most_calls: int = 12) -
     options = replace(options, restore=random_loads(rng, options.restore))
     options = random_store(rng, options)
     options = random_offload(rng, options)
+    options = replace(options, restore=random_meeting(rng, options.restore))
     return Workload(options, calls, fates, aborts)
 
 

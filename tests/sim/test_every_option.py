@@ -71,6 +71,7 @@ OTHERS: dict[str, object] = {
     "restore.layerwise": True,
     "restore.start": "prefill",
     "restore.merge_loads": True,
+    "restore.queue_aware": True,
     "restore.probe_every": 1,
     "restore.prior_recompute_us_per_token": 50_000.0,
     "restore.prior_host_gib_per_s": 0.01,
