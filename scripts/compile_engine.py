@@ -40,19 +40,20 @@ from hicache import compiled  # noqa: E402
 # profiles, traces) cannot be compiled; what others derive from (errors) must not be.
 MODULES = (
     "hicache.adaptive", "hicache.admission", "hicache.allocator", "hicache.arrival",
-    "hicache.attachment", "hicache.cost_model", "hicache.decoding", "hicache.duplicates",
-    "hicache.endings", "hicache.engine", "hicache.eviction", "hicache.holdings",
-    "hicache.instant_store", "hicache.kernel", "hicache.loads", "hicache.metrics", "hicache.node",
-    "hicache.offloading", "hicache.operations", "hicache.outlook", "hicache.prefetch",
-    "hicache.prefetch_rules", "hicache.prefilling", "hicache.queue", "hicache.queue_ahead",
-    "hicache.ranks", "hicache.record", "hicache.remembering", "hicache.requests",
-    "hicache.restore_policy", "hicache.restoring", "hicache.reuse", "hicache.running",
-    "hicache.scheduler", "hicache.store_contents", "hicache.store_index", "hicache.tier",
-    "hicache.transfers", "hicache.tree", "hicache.untimed", "hicache.write_back",
-    "hicache.write_rules", "hw.machine", "hw.pump", "hw.steps", "hw.submission", "sim.burst",
-    "sim.contention", "sim.curves", "sim.disk", "sim.finish", "sim.gpu", "sim.host", "sim.instant",
-    "sim.keyed_store", "sim.lanes", "sim.layered", "sim.link_ways", "sim.pcie", "sim.ranges",
-    "sim.shared_device", "sim.step_model", "sim.timer", "traces.block_keys",
+    "hicache.arrivals", "hicache.attachment", "hicache.cost_model", "hicache.decoding",
+    "hicache.duplicates", "hicache.endings", "hicache.engine", "hicache.eviction",
+    "hicache.holdings", "hicache.instant_store", "hicache.kernel", "hicache.loads",
+    "hicache.metrics", "hicache.node", "hicache.offloading", "hicache.operations",
+    "hicache.outlook", "hicache.prefetch", "hicache.prefetch_rules", "hicache.prefilling",
+    "hicache.queue", "hicache.queue_ahead", "hicache.ranks", "hicache.record",
+    "hicache.record_lines", "hicache.remembering", "hicache.requests", "hicache.restore_policy",
+    "hicache.restoring", "hicache.reuse", "hicache.running", "hicache.scheduler",
+    "hicache.store_contents", "hicache.store_index", "hicache.tier", "hicache.transfers",
+    "hicache.tree", "hicache.untimed", "hicache.write_back", "hicache.write_rules", "hw.machine",
+    "hw.pump", "hw.steps", "hw.submission", "sim.burst", "sim.contention", "sim.curves", "sim.disk",
+    "sim.finish", "sim.gpu", "sim.host", "sim.instant", "sim.keyed_store", "sim.lanes",
+    "sim.layered", "sim.link_ways", "sim.pcie", "sim.ranges", "sim.shared_device", "sim.step_model",
+    "sim.timer", "traces.block_keys",
 )  # fmt: skip
 
 SLOWER = "the sources run as they are, at about half the speed"
