@@ -88,7 +88,8 @@ class DiskProbe:
         counts = [1]
         while counts[-1] * 4 <= most:
             counts.append(counts[-1] * 4)
-        fits = {(count, 1, 1) for count in counts}  # one piece
+        # One piece; the largest, too: a run merges its writes, and a read is a whole prompt.
+        fits = {(count, 1, 1) for count in (*counts, most)}
         fits |= {(count, count, 1) for count in counts}  # all pages apart
         fits |= {(count, 1, at_once) for count in counts[::2] for at_once in (2, 4)
                  if count * at_once <= most}  # fmt: skip

@@ -164,6 +164,15 @@ def test_the_disk_is_timed_and_left_clean(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_largest_operation_of_the_disk_is_timed():
+    for most, largest in ((3 << 16, 48), (1 << 20, 256)):
+        probe = DiskProbe(None, 4096, file_bytes=16 << 20, most_bytes=most)
+        for way in ("read", "write"):
+            made = [each for each in probe.points("quick") if each.series == f"disk.{way}"]
+            assert max(each.at[0] for each in made if each.role == "fit") == largest * 4096
+            assert len({each.at for each in made}) == len(made)
+
+
 def test_host_copies_are_timed():
     probe = HostProbe(None, copied_bytes=1 << 20)
     probe.open()
