@@ -66,6 +66,9 @@ class Truth:
     def scattered(self, size: int) -> float:
         return self.copy(size) + (size / PAGE_BYTES - 1) * self.piece_ns
 
+    def pieces(self, size: int, pieces: int) -> float:
+        return self.copy(size) + (pieces - 1) * self.piece_ns
+
     def both(self, size: int) -> float:
         return self.copy(size) / 0.9
 
@@ -118,6 +121,9 @@ def series_of(truth: Truth) -> dict[str, tuple[Callable[..., float], list[tuple[
         for name in ("auto", "staged", "zero_copy", "direct"):
             found[f"pcie.{name}.{way}.run"] = (truth.copy, [*pages, (), *held])
             found[f"pcie.{name}.{way}.scattered"] = (truth.scattered, [*pages, (), *held])
+            found[f"pcie.{name}.{way}.pieces"] = (truth.pieces, [
+                (), (16 * PAGE_BYTES, 4), (64 * PAGE_BYTES, 8),
+            ])  # fmt: skip
             found[f"pcie.{name}.both"] = (truth.both, [(64 * PAGE_BYTES,)])
     return found
 

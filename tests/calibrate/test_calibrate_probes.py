@@ -112,7 +112,7 @@ def test_copies_of_every_back_end_are_timed(bench):
             assert probe.sampler(point)() > 0
             assert probe.floor(point).ns == pytest.approx(point.at[0])
     probe.close()
-    assert len(seen) == 3 + 3 * 5
+    assert len(seen) == 3 + 3 * 7
 
 
 def test_scattered_pages_are_no_neighbours(bench):
@@ -121,6 +121,20 @@ def test_scattered_pages_are_no_neighbours(bench):
     for pages in lists:
         numbers = sorted(first for first, _ in pages)
         assert all(b - a >= 2 for a, b in pairwise(numbers))
+
+
+def test_pieces_are_as_long_and_as_many_as_they_should_be(bench):
+    probe = TransfersProbe(bench)
+    page = bench.layout.page_bytes
+    pieces = {each.at for each in probe.points("quick") if each.series == "pcie.direct.h2d.pieces"}
+    assert pieces
+    for size, number in pieces:
+        for runs in probe._pieces(size, number):
+            ordered = sorted(runs)
+            assert [length for _, length in ordered] == [size // page // number] * number
+            assert all(a + length < b for (a, length), (b, _) in pairwise(ordered))
+    with pytest.raises(InputError, match="20 pieces of 3 pages are more than the pools have"):
+        probe._pieces(60 * page, 20)
 
 
 def test_the_engines_own_time_is_found_in_a_live_run(bench, tmp_path):
