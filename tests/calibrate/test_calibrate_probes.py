@@ -174,6 +174,14 @@ def test_the_disk_is_timed_and_left_clean(tmp_path):
             seen.add(point.series)
             assert probe.sampler(point)() > 0
     assert seen == set(probe.describe())
+    # By other numbers of threads: one file at a time, and that of so many.
+    threads = [each for each in points if each.series == "disk.threads.read"]
+    assert [each.at[1] for each in threads] == [1, 4, 64]
+    for point in threads:
+        probe.sampler(point)()
+        names = [name for name in probe._stores if name.endswith(" threads")]
+        assert names == [f"{point.at[1]} threads"]
+        assert f"{point.at[1]} threads" in probe._stores[names[0]].describe()
     probe.close()
     assert list(tmp_path.iterdir()) == []
 
