@@ -126,6 +126,10 @@ def identity(options: Options, kit: Kit) -> dict[str, str]:
         "page_size": str(options.page_size_tokens),
         "effort": options.effort,
         "server": options.server,
+        "served_model": options.served_model,
+        "disk_size": str(options.disk_bytes),
+        # A profile takes what its own probes measured, and the journal goes when it is written.
+        "only": ", ".join(sorted(set(options.only))),
     }
 
 
@@ -156,9 +160,12 @@ def _check(options: Options) -> None:
         )
     if not options.out.endswith(".json"):
         raise InputError(f"--out {options.out}: a profile is a .json file")
-    folder = os.path.dirname(os.path.abspath(options.out))
-    if not os.path.isdir(folder):
-        raise InputError(f"--out {options.out}: there is no folder {folder}")
+    for name, path in (("--out", options.out), ("--report", options.report)):
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise InputError(f"{name} {path}: there is no folder {folder}")
+        if path.endswith((".json", ".html")) and os.path.isdir(path):
+            raise InputError(f"{name} {path}: it is a folder")
     if options.disk is not None and not os.path.isdir(options.disk):
         raise InputError(f"--disk {options.disk}: no such folder")
     free = _free_bytes(options.disk)
