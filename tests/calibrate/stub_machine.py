@@ -23,6 +23,12 @@ PAGE_BYTES = 9 * MIB
 GRAPHS = Graphs((16, 64, 256, 1024), (1, 2, 4, 8, 16))
 GEOMETRY = load_geometry("Qwen3-8B")
 BASE = load_profile(H200_BY_HAND)
+# The config.json of a model that a CPU can interpret.
+CONFIG = {
+    "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 61,
+    "max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float32",
+}  # fmt: skip
 NEWS = (1, 16, 64, 256, 1024, 2048, 4096, 8192)
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from stub_machine import CONFIG
 
 from calibrate.command import run_calibration
 from calibrate.kit import Options, make_kit
@@ -31,11 +32,6 @@ from hicache.errors import InputError
 from hw.model.graphs import Buckets
 from scenario.geometry import load_geometry
 
-CONFIG = {
-    "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 61,
-    "max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float32",
-}  # fmt: skip
 SCALE = Scale(device_tokens=512, host_bytes=1 << 20, chunk_tokens=32, batch=2, context_tokens=48)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from by_hand import H200_BY_HAND
+from stub_machine import Silent
 from stub_server import Truth, serving
 
 from calibrate.__main__ import main
@@ -29,23 +30,14 @@ PREFILLS = ((64, 0), (1024, 0), (64, 2048), (1024, 2048))
 DECODES = ((1, 64), (1, 1024), (4, 64), (4, 1024))
 
 
-class Silent:
-    """Progress for nobody."""
-
-    def begin(self, points): ...
-    def probe(self, name, points): ...
-    def point(self, point, left_s): ...
-    def done(self, points): ...
-    def missing(self, what, reason): ...
-
-
 def test_known_times_are_recovered_within_two_percent(tmp_path):
     truth = Truth()
+    truth.step_s = 0.025  # much longer than this machine may be busy with something else
     with serving(truth) as (_, url):
         probe = ServerProbe(Server(url), 5000, 8192, prefills=PREFILLS, decodes=DECODES)
         journal = Journal(str(tmp_path / "journal"), {})
         measured = Session(
-            [probe], journal, Silent(), effort="quick", budget_s=9, rule=Rule(0, 5, 5)
+            [probe], journal, Silent(), effort="quick", budget_s=20, rule=Rule(0, 7, 7)
         ).run()
         journal.close()
     assert measured.missing == []
