@@ -188,6 +188,21 @@ def test_bad_options_are_one_clear_line(changes, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_its_time_was_too_short_for_is_done_by_the_same_command(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "mine.json"
+    words = [*QUICK, "--disk", str(tmp_path), "--only", "host", "--out", str(out)]
+    monkeypatch.setattr("calibrate.session.OVER_S", -2.0)
+    assert main(words) == 0
+    assert "the time was over: " in capsys.readouterr().err
+    missing = load_profile(out).measurement.missing
+    assert missing[0].startswith("host: the time was over with ")
+    monkeypatch.undo()
+    assert main(words) == 0
+    assert "the time was over" not in capsys.readouterr().err
+    assert [each.key for each in load_profile(out).measurement.series] == ["host.copy"]
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.json"]
+
+
 def test_a_folder_is_no_profile(tmp_path):
     (tmp_path / "mine.json").mkdir()
     with pytest.raises(InputError, match=r"--out .*mine\.json: it is a folder"):
