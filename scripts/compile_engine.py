@@ -49,7 +49,7 @@ MODULES = (
     "hicache.record", "hicache.remembering", "hicache.requests", "hicache.restore_policy",
     "hicache.restoring", "hicache.reuse", "hicache.running", "hicache.scheduler",
     "hicache.store_contents", "hicache.store_index", "hicache.tier", "hicache.transfers",
-    "hicache.tree", "hicache.untimed",
+    "hicache.tree", "hicache.tree_pages", "hicache.tree_paths", "hicache.untimed",
     "hicache.write_back", "hicache.write_rules", "hw.machine", "hw.pump", "hw.steps",
     "hw.submission", "sim.burst", "sim.contention",
     "sim.curves", "sim.disk", "sim.gpu", "sim.host", "sim.instant", "sim.keyed_store",
