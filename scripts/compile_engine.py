@@ -49,11 +49,12 @@ MODULES = (
     "hicache.record_lines", "hicache.remembering", "hicache.requests", "hicache.restore_policy",
     "hicache.restoring", "hicache.reuse", "hicache.running", "hicache.scheduler",
     "hicache.store_contents", "hicache.store_index", "hicache.tier", "hicache.transfers",
-    "hicache.tree", "hicache.untimed", "hicache.write_back", "hicache.write_rules", "hw.machine",
-    "hw.pump", "hw.steps", "hw.submission", "sim.burst", "sim.contention", "sim.curves", "sim.disk",
-    "sim.finish", "sim.gpu", "sim.host", "sim.instant", "sim.keyed_store", "sim.lanes",
-    "sim.layered", "sim.link_ways", "sim.pcie", "sim.ranges", "sim.shared_device", "sim.step_model",
-    "sim.timer", "traces.block_keys",
+    "hicache.tree", "hicache.tree_pages", "hicache.tree_paths", "hicache.untimed",
+    "hicache.write_back", "hicache.write_rules", "hw.machine", "hw.pump", "hw.steps",
+    "hw.submission", "sim.burst", "sim.contention", "sim.curves", "sim.disk", "sim.finish",
+    "sim.gpu", "sim.host", "sim.instant", "sim.keyed_store", "sim.lanes", "sim.layered",
+    "sim.link_ways", "sim.pcie", "sim.ranges", "sim.shared_device", "sim.step_model", "sim.timer",
+    "traces.block_keys",
 )  # fmt: skip
 
 SLOWER = "the sources run as they are, at about half the speed"
