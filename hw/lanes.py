@@ -1,7 +1,8 @@
 """The engine's port over work queues: numbers operations, and sends each to the queue it belongs
 to.
 
-    Prefill, Decode -> "gpu"      Copy -> its direction: "h2d", "d2h", "s2h", "h2s"
+    Prefill, Decode -> "gpu"    Copy -> its direction: "h2d", "d2h", "s2h", "h2s"
+    Lookup -> "lookup"
 
 What a device that computes needs beside the operation (token ids, page tables) is asked for at the
 moment of submission, on the engine's thread: later the batch may have changed. What is the same
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 from hicache.errors import DeviceError
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Decode, Operation
+from hicache.operations import Completion, Copy, Decode, Lookup, Operation
 from hw.device import Control
 from hw.live import LiveEnvironment
 from hw.workers import Job, Steps
@@ -69,6 +70,8 @@ class LiveLanes:
         steps: Steps = ()
         if type(operation) is Copy:
             name = operation.direction
+        elif type(operation) is Lookup:
+            name = "lookup"
         else:
             name = "gpu"
             if self._steps_of is not None:
