@@ -13,6 +13,7 @@
     staging       the host pool such a class is shown
     page_names    the engine's page keys -> names
     device        a store behind the lanes: reads, writes, questions
+    opening       the store that a scenario names, with its devices
 
 The slot file (`hw.storage`) is private to a run and knows pages by number; a store knows them by
 name (`traces.page_hash`). Only `staging` and `dynamic` need torch, and they import it late.

@@ -3,10 +3,9 @@
     engine: page keys --- PageNames ---> names --- PageStore ---> how many leading pages
 
 A copy by keys is answered with a number of pages, as `hicache.operations` says: of a read, the
-leading ones that came; of a write, those that were moved, since the store had the others. What of a
-write is there already is not handed to the store again; that is known of the leading pages alone. A
-write after which the store has not all of its pages is a TransferError. What moves is decided here
-by nobody.
+leading ones that came; of a write, those that were moved, since the store had the others: it is
+asked how many leading ones before (and gets all of them: those it has are used now). A write after
+which the store has not all of its pages is a TransferError. What moves is decided here by nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from hicache.allocator import cut
 from hicache.errors import TransferError
 from hicache.operations import Copy, Lookup, Operation, PageRuns
 from hw.device import Control, Step, Timing
@@ -102,15 +100,14 @@ class StoreDevice:
 
     def _write(self, names: Sequence[str], operation: Copy) -> int:
         there = self._store.leading(names)
-        missing = len(names) - there
-        if missing:
-            stored = self._store.write(cut(operation.source, there)[1], names[there:])
-            if stored < missing:
-                raise TransferError(
-                    f"{self.name}: {there + stored or 'none'} of {len(names)} pages could be stored"
-                )
-        self._counts.went(numbered(operation.keys), missing)
-        return missing
+        stored = self._store.write(operation.source, names)
+        if stored < len(names):
+            raise TransferError(
+                f"{self.name}: {stored or 'none'} of {len(names)} pages could be stored"
+            )
+        moved = len(names) - there
+        self._counts.went(numbered(operation.keys), moved)
+        return moved
 
 
 def store_devices(

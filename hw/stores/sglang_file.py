@@ -96,11 +96,13 @@ class SglangFileStore:
         )
 
     def leading(self, names: Sequence[str]) -> int:
-        """See PageStore. Looks at names alone, as SGLang does."""
+        """See PageStore. SGLang looks at names alone, and finds out later that a file is none of
+        its pages.
+        """
 
         def look(lease: Lease) -> int:
             for i, name in enumerate(names):
-                if lease.ended or not os.path.exists(self._path(name)):
+                if lease.ended or _size_of(self._path(name)) != self._page_bytes:
                     return i
             return len(names)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,23 @@ def test_a_write_that_hangs_fails_and_a_page_is_never_half_of_another(
         assert store.read([name], ((40, 1),)) == 1
         assert content(host)[40] == before[keys.index(name)]
     assert not list(tmp_path.glob(".*.tmp"))
+    store.close()
+
+
+def test_what_is_written_late_is_what_the_page_was(tmp_path: Path, monkeypatch) -> None:
+    """Also where our order of a page's bytes is the file's: one layer."""
+    one = replace(LAYOUT, layers=1)
+    memory = HostBuffer(2, one.page_bytes)
+    memory.view(0, 1)[:] = b"\x07" * one.page_bytes
+    order = PageOrder(PageShape.of(one), "page_first")
+    store = SglangFileStore(tmp_path, Owner(model="m"), order, memory, workers=2, timeout_s=0.2)
+    hanging = Hanging(".tmp", monkeypatch)
+    with pytest.raises(TransferError, match="writing did not return"):
+        store.write(((0, 1),), names(1))
+    memory.view(0, 1)[:] = bytes(one.page_bytes)
+    hanging.let_go(store)
+    assert store.read(names(1), ((1, 1),)) == 1
+    assert content(memory)[1] == b"\x07" * one.page_bytes
     store.close()
 
 
