@@ -38,7 +38,7 @@ from report.summary import summarise
 from scenario.geometry import ModelGeometry
 from scenario.opening import Inputs, open_inputs
 from scenario.records import Scenario, dump_toml, record_digest
-from scenario.resolve import pinned_sizes
+from scenario.resolve import pinned_sizes, real_layout
 from traces.load import arriving
 from traces.reader import Trace
 from traces.source import Progress
@@ -152,7 +152,7 @@ def prepare(
     """
     scenario, inputs = _settled(scenario, progress)
     geometry, _, options, warnings, trace, load = inputs
-    warnings = (*warnings, *idle_store_keys(scenario.hw, options))
+    warnings = (*warnings, *real_layout(scenario), *idle_store_keys(scenario.hw, options))
     assembly = assemble(scenario, options, geometry, device, tell)
     try:
         if journal is not None:

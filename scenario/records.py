@@ -35,6 +35,7 @@ from hicache.options import (
     SchedulerOptions,
     StorageOptions,
 )
+from scenario.host_layout import HostLayout
 from scenario.load_table import LoadTable
 from scenario.presets import DEFAULT_PRESET
 from scenario.sizes import AUTO, TWICE, ZERO, Size
@@ -104,6 +105,8 @@ class MachineOptions(msgspec.Struct, frozen=True):
     # pinned memory. "dma": one memory copy for each run of pages. "auto": "backend" where the
     # profile has it, else "staged".
     transfer_mode: TransferMode = "auto"
+    # How pages lie in L2 (`scenario.host_layout`): differences in cost.
+    host_layout: HostLayout = "page_major"
     # The part of GPU memory for weights and L1 (SGLang's mem_fraction_static). The rest is for
     # activations.
     memory_fraction: float = 0.9

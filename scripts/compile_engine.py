@@ -48,9 +48,9 @@ MODULES = (
     "hicache.restoring", "hicache.running", "hicache.scheduler", "hicache.store_contents",
     "hicache.store_index", "hicache.tier", "hicache.transfers", "hicache.tree", "hicache.untimed",
     "hicache.write_back", "hicache.write_rules", "hw.pump", "sim.burst", "sim.contention",
-    "sim.curves", "sim.disk", "sim.gpu", "sim.host", "sim.instant", "sim.keyed_store",
-    "sim.layered", "sim.lanes", "sim.link_ways", "sim.pcie", "sim.finish", "sim.ranges",
-    "sim.shared_device", "sim.step_model", "sim.timer", "traces.block_keys",
+    "sim.curves", "sim.disk", "sim.gpu", "sim.host", "sim.host_pieces", "sim.instant",
+    "sim.keyed_store", "sim.layered", "sim.lanes", "sim.link_ways", "sim.pcie", "sim.finish",
+    "sim.ranges", "sim.shared_device", "sim.step_model", "sim.timer", "traces.block_keys",
 )  # fmt: skip
 
 SLOWER = "the sources run as they are, at about half the speed"

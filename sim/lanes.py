@@ -24,6 +24,7 @@ from hicache.kernel import Pending
 from hicache.operations import Completion, Copy, Decode, Lookup, Operation
 from hicache.store_contents import StoreContents
 from report.run import Outside
+from scenario.host_layout import HostLayout
 from scenario.profile import Estimate, Profile
 from scenario.stores import StoreProfile
 from scenario.transfer_mode import TransferMode, chosen_mode
@@ -31,6 +32,7 @@ from sim.contention import Contention
 from sim.disk import Disk
 from sim.gpu import Gpu
 from sim.host import Host
+from sim.host_pieces import HostPieces
 from sim.keyed_store import KeyedStore
 from sim.layered import STAGED_GROUPS
 from sim.pcie import Link
@@ -95,6 +97,7 @@ class SimMachine:
     `keeps_step_ends`: whether completions of bursts list the end of every step, which records need
     and the engine does not. `numbers`: a counter that lanes outside this machine share.
     `store`: what L3 lies in; None: the disk. `backend`: of `hw.transfers`, for mode "backend".
+    `host_layout`: in which pages lie in L2, of `kv_parts` parts a layer (K and V, or one latent).
     `disk_workers`, `copy_threads`: the profile's if None; so many disk workers serve either
     direction. `contents`: what is in L3, where that is a store that is asked by page key, and not
     the engine's own. Raises InputError for a transfer mode that the profile knows nothing of.
@@ -114,6 +117,8 @@ class SimMachine:
         keeps_step_ends: bool = True,
         store: StoreProfile | None = None,
         contents: StoreContents | None = None,
+        host_layout: HostLayout = "page_major",
+        kv_parts: int = 2,
     ) -> None:
         for key, number in (("disk_workers", disk_workers), ("copy_threads", copy_threads)):
             if number is not None and number < 1:
@@ -126,11 +131,14 @@ class SimMachine:
         self._backend = backend
         self._copy_threads = copy_threads
         self._watch = RangeWatch()
-        self.disk = Disk(env, profile.disk, disk_workers, self._watch)
+        self._layers = (geometry or profile.gpu.model).layers
+        self._pieces: HostPieces | None = None
+        if host_layout != "page_major":
+            self._pieces = HostPieces(host_layout, self._transfer_mode, self._layers, kv_parts)
+        self.disk = Disk(env, profile.disk, disk_workers, self._watch, self._pieces)
         self.store = SharedStore(env, store) if store is not None else None
         self._contents = contents
         gpu, self._scaling = scaled(profile.gpu, geometry or profile.gpu.model)
-        self._layers = (geometry or profile.gpu.model).layers
         self.steps: StepModel = step_model(gpu, self._watch)
 
     def lanes(self) -> SimLanes:
@@ -140,7 +148,7 @@ class SimMachine:
         contention = Contention(parts) if parts is not None else None
         link = Link(
             self._env, self.profile.pcie, host, self._transfer_mode, self._backend, contention,
-            self._watch,
+            self._watch, self._pieces,
         )  # fmt: skip
         ahead = self.profile.gpu.steps_ahead
         mode = self._transfer_mode
@@ -179,7 +187,8 @@ class SimMachine:
         if self.store is not None:
             known = tuple(each for each in known if not each.key.startswith("disk."))
             known += self.store.profile.estimates()
-        return (*known, *self._scaling, *joint)
+        layout = (self._pieces.estimate(),) if self._pieces is not None else ()
+        return (*known, *self._scaling, *joint, *layout)
 
     def outside_range(self) -> tuple[Outside, ...]:
         """What the run asked of the profile beyond its samples, so far."""

@@ -115,7 +115,8 @@ class _Times:
         self._env = Environment(0)
         machine = SimMachine(
             self._env, profile, geometry, transfer_mode=scenario.machine.transfer_mode,
-            backend=scenario.hw.transfers,
+            backend=scenario.hw.transfers, host_layout=scenario.machine.host_layout,
+            kv_parts=1 if geometry.kind == "mla" else 2,
         )  # fmt: skip
         self._steps, self._lanes = machine.steps, machine.lanes()
         self._step_ns = profile.host.engine.step_ns.value

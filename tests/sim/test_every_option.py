@@ -32,6 +32,7 @@ OTHERS: dict[str, object] = {
     "model.kv_dtype": "fp8",
     "machine.profile": "mini-group-b",
     "machine.transfer_mode": "kernel",
+    "machine.host_layout": "layer_first",
     "machine.memory_fraction": 0.5,
     "machine.store": "mooncake",
     "tiers.page_size_tokens": 128,
