@@ -35,6 +35,12 @@ class HostPieces:
         self._mode: TransferMode = mode
         self._each = layers * parts  # pieces of a page, or of a run of them
 
+    @property
+    def differ(self) -> bool:
+        """Whether any copy has other pieces than page-major pages would."""
+        by_page = self.layout == "page_first_direct" and self._mode == "dma"
+        return by_page or self.layout == "layer_first"
+
     def on_link(self, copy: Copy) -> int:
         """Pieces of a copy between L1 and L2: what `Copy.extents` is for page-major pages."""
         if self.layout == "layer_first":

@@ -134,7 +134,9 @@ class SimMachine:
         self._layers = (geometry or profile.gpu.model).layers
         self._pieces: HostPieces | None = None
         if host_layout != "page_major":
-            self._pieces = HostPieces(host_layout, self._transfer_mode, self._layers, kv_parts)
+            pieces = HostPieces(host_layout, self._transfer_mode, self._layers, kv_parts)
+            if pieces.differ:
+                self._pieces = pieces
         self.disk = Disk(env, profile.disk, disk_workers, self._watch, self._pieces)
         self.store = SharedStore(env, store) if store is not None else None
         self._contents = contents

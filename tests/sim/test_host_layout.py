@@ -133,6 +133,7 @@ def test_what_makes_no_difference_is_said(options, said) -> None:
 def test_a_preset_s_layout_needs_no_excuse() -> None:
     summary = outcome(preset="sglang-0.5.20").summary
     assert not [each for each in summary["warnings"] if each.startswith("machine.host_layout")]  # type: ignore[union-attr]
+    assert "machine.host_layout" not in str(summary["estimates"]), "it made no difference"
 
 
 def test_heads_first_cannot_be_copied_by_memory_copies() -> None:
