@@ -167,8 +167,7 @@ def prepare(
     store = assembly.store
     queues: dict[str, WorkQueue] = {}
     for name, devices in assembly.queues.items():
-        of_store = store is not None and name in store.queues
-        slack_s = store.slack_s if store is not None and of_store else 0.0
+        slack_s = store.slack_s if store is not None and name in store.queues else 0.0
         patience = Patience(base_s=scenario.hw.watchdog_s + slack_s)
         queues[name] = WorkQueue(name, devices, machine, patience)
     steps_of = StepsOf(assembly.tokens_of)
