@@ -86,6 +86,7 @@ class OpenStore:
                 self.store = self._folder(hw, owner, layout, host, options)
             else:
                 self.store = _foreign(hw, owner, layout, host, options.prefetch.workers)
+        self._what = self.store.describe()  # before it is closed
         asking, writing, *reading = store_devices(
             self.store, self._names.names, 2 + options.prefetch.workers, self.counts
         )
@@ -103,13 +104,13 @@ class OpenStore:
     def describe(self) -> str:
         """What was opened, for people: one line."""
         held = f", {self.pages_at_start} pages there already" if self.kind == "file" else ""
-        return self.store.describe() + held
+        return self._what + held
 
     def summary(self) -> dict[str, object]:
         """What it was and did, for the result."""
         return {
             "kind": self.kind,
-            "what": self.store.describe(),
+            "what": self._what,
             "pages_at_start": self.pages_at_start,
             **self.counts.as_table(),
         }

@@ -45,6 +45,8 @@ def test_every_kind_of_store_is_asked_read_and_written(folder, device, monkeypat
     assert checked >= 24
     counts, moved = stored(outcome), transfers(outcome)
     assert counts["kind"] == kind
+    assert run.store.name in str(counts["what"])
+    assert "closed" not in str(counts["what"])
     assert counts["pages_read"] == moved["s2h"]["pages"] > 0
     assert counts["pages_written"] == moved["h2s"]["pages"] > 0
     assert counts["pages_read_of_others"] == counts["pages_at_start"] == 0
