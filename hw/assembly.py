@@ -10,8 +10,7 @@ nothing is pinned. It refuses to know the engine: what it makes are devices, by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -22,7 +21,7 @@ from hicache.requests import Request
 from hw.device import Device
 from hw.loads import LoadBook
 from hw.pools import DevicePool, HostPool, KvLayout
-from hw.storage.file_store import FileStore
+from hw.stores.opening import OpenStore, open_slots
 from hw.tokens import TokenBook
 from hw.transfers.auto import Auto, Traffic, make_backend
 from hw.transfers.device import TransferDevice
@@ -75,11 +74,6 @@ class Assembly:
             )
         if options.ranks > 1:
             raise InputError(f"ranks.tp is {options.ranks}: a real run is of one GPU; allowed: 1")
-        if options.has_store:
-            raise InputError(
-                'storage.index is "store": no store that is asked by key is joined to a real run '
-                'yet; allowed here: "tree" with prefetch.mode "restore", or tiers.l3 0'
-            )
         if device == "cuda" and not torch.cuda.is_available():
             raise InputError("--device cuda: there is no CUDA GPU here that PyTorch can use")
         self.where = torch.device(device)
@@ -95,6 +89,7 @@ class Assembly:
         pool = DevicePool(layout, options.device_pages, self.where)
         self.queues: dict[str, list[Device]] = {}
         self.loads: LoadBook | None = None  # with which prefills overlap, if they do
+        self.store: OpenStore | None = None  # that is asked by name
         if options.host_pages:
             limit = int(hw.host_limit_gib * GIB) or None
             tell(f"L2: {options.host_pages * layout.page_bytes / GIB:.1f} GiB of host memory")
@@ -113,16 +108,13 @@ class Assembly:
             self._closers.append(up.close)
             self.queues["h2d"] = [TransferDevice(down, "h2d", self.loads)]
             self.queues["d2h"] = [TransferDevice(up, "d2h")]
-            if options.storage_pages:
-                store = FileStore(
-                    Path(hw.l3_path) if hw.l3_path else None,
-                    options.storage_pages,
-                    host.page_bytes,
-                    host,
-                    backend=hw.l3_backend,
-                    workers=hw.l3_workers,
-                    checksum=hw.checksum,
-                )
+            if options.has_store:
+                self.store = opened = OpenStore(scenario, options, geometry, layout, host)
+                self._closers.append(opened.store.close)
+                tell(f"L3: {opened.describe()}")
+                self.queues |= opened.queues
+            elif options.storage_pages:
+                store = open_slots(hw, options.storage_pages, host)
                 self._closers.append(store.close)
                 tell(f"L3: {store.describe()}")
                 reading, writing = store.devices()
@@ -167,6 +159,10 @@ class Assembly:
         # From here on the queues close their devices; the memory under them is closed by us.
         del self._closers[1 if "h2d" in self.queues else 0 :]
         self._book = TokenBook(options.page_size_tokens, vocab_size, seed=scenario.seed)
+        # Of a thread of its own, and hardly ever asked twice of one request.
+        self._names_book = TokenBook(
+            options.page_size_tokens, vocab_size, seed=scenario.seed, keep_tokens=1
+        )
 
     def make_model(self, scenario: Scenario) -> PreTrainedModel:
         """The model that the scenario names. Raises InputError."""
@@ -184,6 +180,14 @@ class Assembly:
     def tokens_of(self, request: Request, upto: int) -> object:
         """Token ids of a request, from its page keys."""
         return self._book.tokens(request, upto)
+
+    def reading(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """The requests of the run, whose pages have names in the store from then on, if there is
+        one.
+        """
+        if self.store is None:
+            return requests
+        return self.store.learning(requests, self._names_book)
 
     def close(self) -> None:
         """Let go of everything, the last made first."""

@@ -1,4 +1,4 @@
-"""Real lanes that go wrong on purpose: copies that fail, operations whose end comes late.
+"""Real lanes that go wrong on purpose: copies and lookups that fail, operations whose end is late.
 
 Faults stand at the port, between the lanes and the record, so that a record holds them like any
 other completion. A copy that is to fail is carried out first, and takes its time on the device;
@@ -15,7 +15,7 @@ from random import Random
 
 from hicache.errors import TransferError
 from hicache.kernel import Pending, post, stamp
-from hicache.operations import Completion, Copy, Operation
+from hicache.operations import Completion, Copy, Lookup, Operation
 from hicache.ports import Lanes
 from hw.live import LiveEnvironment
 
@@ -23,9 +23,9 @@ from hw.live import LiveEnvironment
 class FaultyLanes:
     """Wraps `inner`, the lanes of a live run.
 
-    `fail`: probability that a copy ends in a TransferError. `slow`: probability that the end of an
-    operation comes up to `slow_ns` later. `spoil` is called with each copy that fails, on the
-    engine's thread, while its target pages still belong to it.
+    `fail`: probability that a copy or lookup ends in a TransferError. `slow`: probability that the
+    end of an operation comes up to `slow_ns` later. `spoil` is called with each copy that fails, on
+    the engine's thread, while its target pages still belong to it.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class FaultyLanes:
         del self._under_way[inner.number]
         if not inner.ok:
             inner._defused = True
-        elif fails and isinstance(operation, Copy):
+        elif fails and isinstance(operation, Copy | Lookup):
             self.failed += 1
-            if self._spoil is not None:
-                self._spoil(operation)
-            return TransferError(
-                f"injected fault: {operation.direction} copy of {operation.size_bytes} bytes, "
-                f"operation {inner.number}"
-            )
+            what = "lookup"
+            if isinstance(operation, Copy):
+                what = f"{operation.direction} copy of {operation.size_bytes} bytes"
+                if self._spoil is not None:
+                    self._spoil(operation)
+            return TransferError(f"injected fault: {what}, operation {inner.number}")
         return inner.value
 
     def _settle(

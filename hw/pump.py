@@ -29,7 +29,7 @@ from simpy.core import EmptySchedule
 
 from hicache.errors import DeviceError, TransferError
 from hicache.kernel import Pending, drain, post, stamp
-from hicache.operations import Completion, Decode
+from hicache.operations import Completion, Copy, Decode, Lookup
 from hicache.record import deliver
 from hw.device import Timing
 from hw.machine import Input, Machine, Report
@@ -150,7 +150,8 @@ class Pump:
 
 def _completion(env: Any, report: Report, timing: Timing) -> Completion:
     """What the engine gets to see. A device's clock may be a little off the host's: its times are
-    moved to between submission and report. Raises DeviceError for a burst that is none.
+    moved to between submission and report. Raises DeviceError for a burst that is none, and for an
+    answer of more pages than were asked for.
     """
     pending, operation, latest = report.pending, report.operation, report.reported_ns
     submitted = pending.submitted_ns
@@ -162,14 +163,18 @@ def _completion(env: Any, report: Report, timing: Timing) -> Completion:
     if setup:
         setup = min(max(setup, 0), finished - submitted)
     if steps or ends or type(operation) is Decode:
-        most = operation.max_steps if type(operation) is Decode else 0
-        if not 1 <= steps == len(ends) <= most:
+        least, most, all_ends = 0, 0, 0
+        if type(operation) is Decode:
+            least, most, all_ends = 1, operation.max_steps, steps
+        elif type(operation) is Lookup or (type(operation) is Copy and operation.keys):
+            most = operation.pages  # it is an answer, in pages
+        if not least <= steps <= most or len(ends) != all_ends:
             raise DeviceError(
                 f"{report.device} says of operation {pending.number} ({operation}): "
-                f"{steps} steps, {len(ends)} ends of steps; allowed: 1 to {most} for a "
-                "burst, none for anything else"
+                f"{steps} steps, {len(ends)} ends of steps; allowed: {least} to {most}, and an end "
+                "for each step of a burst"
             )
-        if started > ends[0] or ends[-1] > finished:
+        if ends and (started > ends[0] or ends[-1] > finished):
             ends = tuple([min(max(end, started), finished) for end in ends])
     return Completion(
         pending.number, operation, submitted, started, finished, stamp(env, finished), setup,

@@ -29,6 +29,7 @@ from hw.lanes import LiveLanes
 from hw.live import LiveEnvironment, run_live
 from hw.machine import ThreadMachine
 from hw.steps import StepsOf
+from hw.stores.opening import idle_store_keys
 from hw.workers import Patience, WorkQueue
 from report.outcome import Outcome
 from report.rows import Rows
@@ -37,7 +38,7 @@ from report.summary import summarise
 from scenario.geometry import ModelGeometry
 from scenario.opening import Inputs, open_inputs
 from scenario.records import Scenario, dump_toml, record_digest
-from scenario.resolve import pinned_sizes
+from scenario.resolve import pinned_sizes, real_layout
 from traces.load import arriving
 from traces.reader import Trace
 from traces.source import Progress
@@ -104,6 +105,8 @@ class LiveRun:
         rows = Rows(self.engine.metrics)
         summary = summarise(self, rows)
         summary["engine_us_per_operation"] = self.env.engine_ns_per_operation / 1000
+        if self.assembly.store is not None:
+            summary["store"] = self.assembly.store.summary()
         extras = {RECORD: "\n".join(self.lines) + "\n"}
         text = dump_toml(self.scenario)
         return Outcome(summary, rows.columns(), text, extras, self.interrupted)
@@ -120,8 +123,9 @@ class LiveRun:
 
     def _requests(self) -> Iterable[Request]:
         table = self.scenario.load
+        trace = self.trace.requests(self.options.page_size_tokens, self.scenario.cache.pages)
         return arriving(
-            self.trace.requests(self.options.page_size_tokens, self.scenario.cache.pages),
+            self.assembly.reading(trace),
             table.shape,
             rate_per_s=table.rate,
             loop=self.load.loop,
@@ -148,6 +152,7 @@ def prepare(
     """
     scenario, inputs = _settled(scenario, progress)
     geometry, _, options, warnings, trace, load = inputs
+    warnings = (*warnings, *real_layout(scenario), *idle_store_keys(scenario.hw, options))
     assembly = assemble(scenario, options, geometry, device, tell)
     try:
         if journal is not None:
@@ -159,11 +164,12 @@ def prepare(
         raise
     machine = ThreadMachine(waiting=scenario.hw.waiting)
     env = LiveEnvironment(machine)
-    patience = Patience(base_s=scenario.hw.watchdog_s)
-    queues = {
-        name: WorkQueue(name, devices, machine, patience)
-        for name, devices in assembly.queues.items()
-    }
+    store = assembly.store
+    queues: dict[str, WorkQueue] = {}
+    for name, devices in assembly.queues.items():
+        slack_s = store.slack_s if store is not None and name in store.queues else 0.0
+        patience = Patience(base_s=scenario.hw.watchdog_s + slack_s)
+        queues[name] = WorkQueue(name, devices, machine, patience)
     steps_of = StepsOf(assembly.tokens_of)
     lanes = LiveLanes(env, queues, steps_of, assembly.loads)
     lines: list[str] = []

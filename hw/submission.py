@@ -1,6 +1,7 @@
 """From the engine to the queues: what is done for every operation before the machine has it.
 
     Prefill, Decode -> "gpu"      Copy -> its direction: "h2d", "d2h", "s2h", "h2s"
+    Lookup -> "lookup"
 
 It is apart from `hw.lanes` because it is compiled where there is a compiler (`hicache.compiled`):
 the operation waits for it. It refuses to know queues beyond where their jobs go, and to end
@@ -16,7 +17,7 @@ from typing import Any, final
 
 from hicache.errors import DeviceError
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Decode, Operation
+from hicache.operations import Completion, Copy, Decode, Lookup, Operation
 from hw.device import Control
 from hw.pump import Pump
 from hw.workers import Job, Steps
@@ -55,6 +56,8 @@ class Submissions:
         steps: Steps = ()
         if type(operation) is Copy:
             name: str = operation.direction
+        elif type(operation) is Lookup:
+            name = "lookup"
         else:
             name = "gpu"
             if self._steps_of is not None:

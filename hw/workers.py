@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from hicache.errors import DeviceError, TransferError
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Decode, Operation
+from hicache.operations import Completion, Copy, Decode, Lookup, Operation
 from hw.device import Control, Device, Step, Timing
 from hw.machine import Report, ThreadMachine
 
@@ -61,6 +61,8 @@ class Patience:
             more_s = operation.size_bytes / 2**30 * self.s_per_gib
         elif type(operation) is Decode:
             more_s = operation.max_steps * self.s_per_step
+        elif type(operation) is Lookup:
+            more_s = 0.0
         else:
             more_s = operation.tokens * self.s_per_token  # pyright: ignore[reportAttributeAccessIssue]
         return int((self.base_s + more_s) * 1e9)

@@ -178,6 +178,10 @@ def _trace_path(path: str, folder: str) -> str:
     return _absolute(path, folder) if path and path != "-" else path
 
 
+def _after_at(text: str, folder: str) -> str:
+    return f"@{_absolute(text[1:], folder)}" if text.startswith("@") else text
+
+
 def _model_name(name: str, folder: str) -> str:
     from scenario.geometry import canonical_name
 
@@ -202,6 +206,8 @@ _LOCATE = {
     "trace.tokenizer": _trace_path,
     "hw.weights": _trace_path,
     "hw.l3_path": _trace_path,
+    "hw.store_path": _trace_path,
+    "hw.store_config": _after_at,
     "model.name": _model_name,
     "machine.profile": _profile_name,
     "machine.store": _profile_name,

@@ -40,6 +40,7 @@ from hicache.options import (
     SchedulerOptions,
     StorageOptions,
 )
+from scenario.host_layout import HostLayout
 from scenario.load_table import LoadTable
 from scenario.presets import DEFAULT_PRESET
 from scenario.ranks import RankOptions
@@ -52,6 +53,7 @@ Mode = Literal["timed", "untimed"]
 MOST_INSTANCES = 1024
 
 KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
+StoreKind = Literal["slots", "file", "dynamic"]
 
 
 class TraceOptions(msgspec.Struct, frozen=True):
@@ -109,6 +111,8 @@ class MachineOptions(msgspec.Struct, frozen=True):
     # pinned memory. "dma": one memory copy for each run of pages. "auto": "backend" where the
     # profile has it, else "staged".
     transfer_mode: TransferMode = "auto"
+    # How pages lie in L2 (`scenario.host_layout`): differences in cost.
+    host_layout: HostLayout = "page_major"
     # The part of GPU memory for weights and L1 (SGLang's mem_fraction_static). The rest is for
     # activations.
     memory_fraction: float = 0.9
@@ -186,6 +190,27 @@ class HwOptions(msgspec.Struct, frozen=True):
     checksum: Literal["none", "crc32"] = "none"
     # Threads for each direction of L3.
     l3_workers: int = 16
+    # What L3 lies in where `storage.index` is "store". "slots": the L3 file, pages by name; gone
+    # with the run. "file": a folder in the format of SGLang's store `file`. "dynamic": a class of
+    # SGLang's HiCacheStorage interface.
+    store: StoreKind = "slots"
+    # The folder of "file". Absolute once loaded.
+    store_path: str = ""
+    # The name under which SGLang serves the model, a part of the names of pages. "": this model's,
+    # with a mark where its K and V are not those of its weights.
+    store_model: str = ""
+    # The order of a page's bytes in "file" and "dynamic": of a server with this layout
+    # (--hicache-mem-layout).
+    store_layout: Literal["layer_first", "page_first", "page_first_direct", "page_head"] = (
+        "page_first"
+    )
+    # Of "dynamic": MODULE:CLASS. "": what `store_config` says (module_path, class_name).
+    store_class: str = ""
+    # Of "dynamic": SGLang's extra configuration, JSON text or @ and a file. The file's path is
+    # absolute once loaded.
+    store_config: str = ""
+    # After so many seconds an operation of "file", or a call of "dynamic", has failed.
+    store_timeout_s: float = 30.0
     # Pinned host memory at most, in GiB; 0: what the machine has free.
     host_limit_gib: float = 0.0
     # What the engine's thread does until something has ended: "poll" takes a core, and less time.
@@ -196,6 +221,7 @@ class HwOptions(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         _above_zero("hw.l3_workers", self.l3_workers)
         _above_zero("hw.watchdog_s", self.watchdog_s)
+        _above_zero("hw.store_timeout_s", self.store_timeout_s)
         if self.host_limit_gib < 0:
             raise InputError(f"hw.host_limit_gib is {self.host_limit_gib}: it must not be negative")
 
@@ -311,7 +337,9 @@ def digest(scenario: Scenario) -> str:
 
 
 # Where files lie; and what may be named by a file.
-_PLACES = ("trace.path", "trace.tokenizer", "hw.weights", "hw.l3_path")
+_PLACES = (
+    "trace.path", "trace.tokenizer", "hw.weights", "hw.l3_path", "hw.store_path", "hw.store_config",
+)  # fmt: skip
 _NAMES = ("model.name", "machine.profile", "machine.store")
 # Defaults that changed since the first records were made: for these it is as it was.
 _FORMER = {"machine.transfer_mode": "staged"}

@@ -14,6 +14,7 @@ import msgspec
 from hicache.errors import InputError
 from hicache.options import EngineOptions, RestoreOptions
 from scenario.geometry import ModelGeometry
+from scenario.host_layout import idle_layout, used_layout
 from scenario.idle_cache import idle_tree_keys
 from scenario.idle_storage import idle_offload_keys, idle_storage_keys
 from scenario.presets import preset_options, preset_warnings
@@ -193,6 +194,45 @@ def left_to_hardware(scenario: Scenario, pcie: PcieProfile) -> list[str]:
     return [f"{', '.join(keys)}: for hicache run alone, a simulation is the same without"]
 
 
+def layout_warnings(scenario: Scenario, pcie: PcieProfile) -> list[str]:
+    """What a simulation makes of `machine.host_layout`, where that is not what it says. Raises
+    InputError for a layout that the way of moving cannot use. `pcie`: the machine's link.
+    """
+    layout, tiers = scenario.machine.host_layout, scenario.tiers
+    if scenario.mode == "untimed" or tiers.l2.is_zero:
+        return []
+    mode = chosen_mode(pcie, scenario.machine.transfer_mode, scenario.hw.transfers)
+    taken = used_layout(layout, mode)
+    if taken != layout:
+        return [
+            f'machine.host_layout is {layout} and machine.transfer_mode "{mode}": taken as '
+            f"{taken}, as in SGLang"
+        ]
+    l3 = "none" if tiers.l3.is_zero else "store" if scenario.machine.store else "disk"
+    why = idle_layout(layout, mode, l3)
+    if not why or layout == _preset_values(scenario.preset)["machine.host_layout"]:
+        return []
+    return [f"machine.host_layout is {layout} but has no effect: {why}"]
+
+
+def real_layout(scenario: Scenario) -> list[str]:
+    """For a real run, whose L2 is page-major: a warning where the preset has another layout. Raises
+    InputError where somebody set one.
+    """
+    layout = scenario.machine.host_layout
+    if layout == "page_major":
+        return []
+    if layout != _preset_values(scenario.preset)["machine.host_layout"]:
+        raise InputError(
+            f"machine.host_layout is {layout}: L2 of a real run has pages in one piece; allowed "
+            'here: "page_major"'
+        )
+    return [
+        f"machine.host_layout is {layout}, of preset {scenario.preset}: L2 of a real run is "
+        "page_major, so that its copies take other times"
+    ]
+
+
 def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -207,6 +247,7 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
             (
                 "trace.speed",
                 "machine.transfer_mode",
+                "machine.host_layout",
                 "machine.store",
                 "cache.writes_in_flight",
                 "cache.merge_writes_tokens",
@@ -277,7 +318,8 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
     idle |= idle_storage_keys(scenario)
     idle |= idle_tree_keys(scenario)
     if scenario.tiers.l2.is_zero:
-        idle.setdefault("machine.transfer_mode", "tiers.l2 is 0, so nothing is moved")
+        for key in ("machine.transfer_mode", "machine.host_layout"):
+            idle.setdefault(key, "tiers.l2 is 0, so nothing is moved")
         of_l2 = [f"cache.{name}" for name in field_names(type(scenario.cache)) if name[:2] == "l2"]
         for key in (*writes, *of_l2, *(f"restore.{name}" for name in field_names(type(restore)))):
             idle.setdefault(key, "tiers.l2 is 0, so there is no tier below L1")

@@ -1,12 +1,13 @@
 """The disk: reads and writes between L2 and L3 share its bandwidth, also among several engines.
 
 An operation is one worker's job: a latency, then its blocks one after the other, a block for each
-extent. What the disk does for n operations at once comes from the profile's samples of that block
-size. A block larger than the largest sample is moved at that sample's speed, as several blocks
-would be. Slots that were never written take longer to write, where the profile knows by how much
-and pages are named (`Copy.target`; engines that share a disk count as one). Reads and writes that
-go on together share it as was measured. Where the profile says how many operations of one direction
-run at once, more of them wait for their turn.
+extent, or for each piece in which the layout of L2 has it (`sim.host_pieces`). What the disk does
+for n operations at once comes from the profile's samples of that block size. A block larger than
+the largest sample is moved at that sample's speed, as several blocks would be. Slots that were
+never written take longer to write, where the profile knows by how much and pages are named
+(`Copy.target`; engines that share a disk count as one). Reads and writes that go on together share
+it as was measured. Where the profile says how many operations of one direction run at once, more of
+them wait for their turn.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hicache.operations import Completion, Copy
 from scenario.profile import DiskProfile, Surface
 from sim.curves import Line, line
 from sim.finish import report
+from sim.host_pieces import HostPieces
 from sim.ranges import RangeWatch
 from sim.shared_device import PERMILLE, SharedDevice
 
@@ -35,7 +37,9 @@ class Disk:
         profile: DiskProfile,
         workers: int | None = None,
         watch: RangeWatch | None = None,
+        pieces: HostPieces | None = None,
     ) -> None:
+        self._pieces = pieces
         self._watch = watch or RangeWatch()
         self._read = BlockTimes(profile.read_bytes_per_s)
         self._write = BlockTimes(profile.write_bytes_per_s)
@@ -78,7 +82,10 @@ class Disk:
         first_times = 1.0
         if direction == "h2s" and self._first_permille != PERMILLE and operation.target:
             first_times += self._new(operation) * (PERMILLE / self._first_permille - 1)
-        blocks = operation.extents if operation.extents > 1 else 1
+        counted = self._pieces
+        blocks = operation.extents if counted is None else counted.on_disk(operation)
+        if blocks < 1:
+            blocks = 1
         block_bytes = operation.size_bytes / blocks
         if block_bytes > times.largest_bytes:
             what = f"bytes of a disk block ({operation.direction})"

@@ -28,6 +28,7 @@ from hicache.kernel import Pending
 from hicache.operations import Completion, Copy, Decode, Lookup, Operation
 from hicache.store_contents import StoreContents
 from report.run import Outside
+from scenario.host_layout import HostLayout
 from scenario.profile import Estimate, Profile
 from scenario.stores import StoreProfile
 from scenario.transfer_mode import TransferMode, chosen_mode
@@ -36,6 +37,7 @@ from sim.disk import Disk
 from sim.every_rank import EveryRank
 from sim.gpu import Gpu
 from sim.host import Host
+from sim.host_pieces import HostPieces
 from sim.keyed_store import KeyedStore
 from sim.layered import STAGED_GROUPS
 from sim.pcie import Link
@@ -111,6 +113,7 @@ class SimMachine:
     `keeps_step_ends`: whether completions of bursts list the end of every step, which records need
     and the engine does not. `numbers`: a counter that lanes outside this machine share.
     `store`: what L3 lies in; None: the disk. `backend`: of `hw.transfers`, for mode "backend".
+    `host_layout`: in which pages lie in L2, of `kv_parts` parts a layer (K and V, or one latent).
     `disk_workers`, `copy_threads`: the profile's if None; so many disk workers serve either
     direction. `contents`: what is in L3, where that is a store that is asked by page key, and not
     the engine's own; of a page's only object, or of each: equally many for every rank. `ranks`:
@@ -135,6 +138,8 @@ class SimMachine:
         contents: StoreContents | Sequence[StoreContents] | None = None,
         ranks: int = 1,
         writing_ranks: int = 1,
+        host_layout: HostLayout = "page_major",
+        kv_parts: int = 2,
     ) -> None:
         for key, number in (("disk_workers", disk_workers), ("copy_threads", copy_threads)):
             if number is not None and number < 1:
@@ -147,7 +152,13 @@ class SimMachine:
         self._backend = backend
         self._copy_threads = copy_threads
         self._watch = RangeWatch()
-        self.disk = Disk(env, profile.disk, disk_workers, self._watch)
+        self._layers = (geometry or profile.gpu.model).layers
+        self._pieces: HostPieces | None = None
+        if host_layout != "page_major":
+            pieces = HostPieces(host_layout, self._transfer_mode, self._layers, kv_parts)
+            if pieces.differ:
+                self._pieces = pieces
+        self.disk = Disk(env, profile.disk, disk_workers, self._watch, self._pieces)
         self.store = SharedStore(env, store) if store is not None else None
         self._contents: Sequence[StoreContents] = ()
         if contents is not None:
@@ -155,7 +166,6 @@ class SimMachine:
         self._ranks = ranks
         self._writing_ranks = writing_ranks
         gpu, self._scaling = of_ranks(profile.gpu, geometry or profile.gpu.model, ranks)
-        self._layers = (geometry or profile.gpu.model).layers
         self.steps: StepModel = step_model(gpu, self._watch)
 
     def lanes(self) -> SimLanes:
@@ -165,7 +175,7 @@ class SimMachine:
         contention = Contention(parts) if parts is not None else None
         link = Link(
             self._env, self.profile.pcie, host, self._transfer_mode, self._backend, contention,
-            self._watch,
+            self._watch, self._pieces,
         )  # fmt: skip
         ahead = self.profile.gpu.steps_ahead
         mode = self._transfer_mode
@@ -223,7 +233,8 @@ class SimMachine:
         if self.store is not None:
             known = tuple(each for each in known if not each.key.startswith("disk."))
             known += self.store.profile.estimates()
-        return (*known, *self._scaling, *joint)
+        layout = (self._pieces.estimate(),) if self._pieces is not None else ()
+        return (*known, *self._scaling, *joint, *layout)
 
     def outside_range(self) -> tuple[Outside, ...]:
         """What the run asked of the profile beyond its samples, so far."""

@@ -29,8 +29,8 @@ class Transfer:
     """One copy on its way. `left` is work in thousandths of a ns at full speed."""
 
     __slots__ = (
-        "begin_ns", "left", "loaded", "operation", "pending", "ready_ns", "started_ns", "trail",
-        "whole",
+        "begin_ns", "left", "loaded", "operation", "pending", "pieces", "ready_ns", "started_ns",
+        "trail", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -40,9 +40,11 @@ class Transfer:
         ready_ns: int,
         started_ns: int,
         work_ns: int,
+        pieces: int,
     ) -> None:
         self.pending = pending
         self.operation = operation
+        self.pieces = pieces
         # When it may enter the stream; when its first part (perhaps a CPU gather) begins, -1: on
         # the stream.
         self.ready_ns = ready_ns
@@ -98,23 +100,27 @@ class Way:
             for kept in beside_steps
         ]
 
-    def alone_ns(self, operation: Copy) -> int:
-        """What the copy takes on its stream while the other direction is idle."""
-        known = self._known.get((operation.size_bytes, operation.extents))
+    def alone_ns(self, operation: Copy, pieces: int = 0) -> int:
+        """What the copy takes on its stream while the other direction is idle. `pieces`: in which
+        its pages lie, if these are not its extents.
+        """
+        if not pieces:
+            pieces = operation.extents
+        known = self._known.get((operation.size_bytes, pieces))
         if known is not None:
             return known
-        if self._mode == "dma" and operation.extents > 1:
-            ns = operation.extents * self._alone.at(operation.size_bytes / operation.extents)
+        if self._mode == "dma" and pieces > 1:
+            ns = pieces * self._alone.at(operation.size_bytes / pieces)
         else:
             ns = self._alone.at(operation.size_bytes)
-        if self._scattered is not None and operation.extents > 1:
+        if self._scattered is not None and pieces > 1:
             more_pages = max(1.0, operation.size_bytes / self._page_bytes - 1)
             more_ns = self._scattered.at(operation.size_bytes) - ns
             if more_ns > 0.0:
-                ns += more_ns * (operation.extents - 1) / more_pages
+                ns += more_ns * (pieces - 1) / more_pages
         if self._pack is not None:
             ns += self._pack.at(operation.size_bytes)
         known = max(1, int(ns + 0.5))
         if len(self._known) < MOST_KNOWN:
-            self._known[operation.size_bytes, operation.extents] = known
+            self._known[operation.size_bytes, pieces] = known
         return known

@@ -7,7 +7,8 @@
     dma            -                            one memory copy for each extent
     backend        -                            a whole operation of a back-end, as measured
 
-Scattered: host pages that are not consecutive (extents > 1). While both directions have a transfer
+Scattered: host pages that are not consecutive (extents > 1, or a layout of L2 in which a run of
+pages lies in several pieces: `sim.host_pieces`). While both directions have a transfer
 on their stream each goes at the duplex rate, from the moment the other begins to the moment it
 ends; the gather kernel (3 to 6 % of the DMA on an H200) is slowed with it. So it is with a GPU step
 that goes on, where the profile knows what it takes of a copy (`sim.contention`).
@@ -33,6 +34,7 @@ from scenario.transfer_mode import TransferMode
 from sim.contention import IDLE, PERMILLE, Contention
 from sim.finish import report
 from sim.host import Host
+from sim.host_pieces import HostPieces
 from sim.layered import Trail
 from sim.link_ways import NEVER, Loaded, Transfer, Way
 from sim.ranges import RangeWatch
@@ -54,8 +56,10 @@ class Link:
         backend: str = "auto",
         contention: Contention | None = None,
         watch: RangeWatch | None = None,
+        pieces: HostPieces | None = None,
     ) -> None:
         self._env: Any = env  # its times are ints
+        self._pieces = pieces
         self._watch = watch or RangeWatch()
         self._host = host
         self._mode: TransferMode = mode
@@ -94,16 +98,18 @@ class Link:
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
         """Take a copy that the engine has ready at `ready_ns`."""
         started_ns = -1
+        counted = self._pieces
+        pieces = operation.extents if counted is None else counted.on_link(operation)
         if operation.direction == "h2d":
             way = self._down
-            if operation.extents > 1 and self._mode == "staged":
+            if pieces > 1 and self._mode == "staged":
                 started_ns, ready_ns = self._host.copy(ready_ns, operation.size_bytes)
         else:
             way = self._up
         if operation.size_bytes > way.largest_bytes:
-            self._beyond(operation, way)
-        took_ns = way.alone_ns(operation)
-        transfer = Transfer(pending, operation, ready_ns, started_ns, took_ns)
+            self._beyond(operation, way, pieces)
+        took_ns = way.alone_ns(operation, pieces)
+        transfer = Transfer(pending, operation, ready_ns, started_ns, took_ns, pieces)
         if way.head is not None:
             way.queue.append(transfer)
             return
@@ -124,11 +130,11 @@ class Link:
         if busy:
             self._set_timer(now)
 
-    def _beyond(self, operation: Copy, way: Way) -> None:
+    def _beyond(self, operation: Copy, way: Way, pieces: int) -> None:
         """Count a copy that is larger than any sample: its time is on the last piece's line."""
         asked = operation.size_bytes
         if self._mode == "dma":
-            asked //= max(1, operation.extents)
+            asked //= max(1, pieces)
         if asked > way.largest_bytes:
             self._watch.above(f"bytes of a copy ({operation.direction})", asked, way.largest_bytes)
 
@@ -282,7 +288,7 @@ class Link:
     def _ended(self, transfer: Transfer, now: int) -> None:
         """A transfer has left its stream: report it, or scatter its pages on the host first."""
         operation = transfer.operation
-        if operation.direction == "d2h" and operation.extents > 1 and self._mode == "staged":
+        if operation.direction == "d2h" and transfer.pieces > 1 and self._mode == "staged":
             _, end_ns = self._host.copy(now, operation.size_bytes)
             _Scatter(self._env, end_ns - now, self._after_callbacks, transfer)
         else:

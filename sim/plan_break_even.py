@@ -118,7 +118,8 @@ class _Times:
         self._env = Environment(0)
         machine = SimMachine(
             self._env, profile, geometry, transfer_mode=scenario.machine.transfer_mode,
-            backend=scenario.hw.transfers, ranks=scenario.ranks.tp,
+            backend=scenario.hw.transfers, host_layout=scenario.machine.host_layout,
+            kv_parts=1 if geometry.kind == "mla" else 2, ranks=scenario.ranks.tp,
             writing_ranks=scenario.ranks.writing_ranks(geometry),
         )  # fmt: skip
         self._steps, self._lanes = machine.steps, machine.lanes()

@@ -27,7 +27,7 @@ from scenario.geometry import ModelGeometry
 from scenario.opening import open_inputs
 from scenario.profile import Profile
 from scenario.records import Scenario, dump_toml, record_digest
-from scenario.resolve import left_to_hardware
+from scenario.resolve import layout_warnings, left_to_hardware
 from scenario.stores import load_store
 from sim.fleet import Fleet
 from sim.instant import InstantLanes
@@ -162,7 +162,11 @@ def prepare(
             "and no timeline; leave out --untimed, or else --save-record, --record and --timeline"
         )
     if replay_of is None:
-        warnings = (*warnings, *left_to_hardware(scenario, profile.pcie))
+        warnings = (
+            *warnings,
+            *layout_warnings(scenario, profile.pcie),
+            *left_to_hardware(scenario, profile.pcie),
+        )
     if scenario.instances > 1 and (record or timeline or replay_of is not None):
         raise InputError(
             f"instances is {scenario.instances}: a record and a timeline are those of one engine; "
@@ -188,6 +192,8 @@ def prepare(
             profile,
             geometry,
             transfer_mode=scenario.machine.transfer_mode,
+            host_layout=scenario.machine.host_layout,
+            kv_parts=1 if geometry.kind == "mla" else 2,
             backend=scenario.hw.transfers,
             keeps_step_ends=record,
             store=load_store(scenario.machine.store) if scenario.machine.store else None,

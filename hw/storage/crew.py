@@ -135,6 +135,11 @@ class Crew:
         for helper in self._helpers:
             helper.join()
 
+    def dismiss(self) -> None:
+        """Send the helpers home without waiting: one may be in a call that never returns."""
+        for _ in self._helpers:
+            self._jobs.put(None)
+
 
 def _help(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:

@@ -90,9 +90,11 @@ class PageOrder:
         self._theirs = tuple(shape.axes[axis] for axis in self._to)
 
     def encode(self, page: memoryview | Bytes) -> Bytes:
-        """uint8 array of shape (page_bytes,): the page, ours first, in the layout's order."""
+        """uint8 array of shape (page_bytes,): the page, ours first, in the layout's order. Always a
+        copy, also where both orders are the same.
+        """
         ours = np.frombuffer(page, np.uint8, self.shape.page_bytes).reshape(self.shape.axes)
-        return np.ascontiguousarray(ours.transpose(self._to)).reshape(-1)
+        return np.array(ours.transpose(self._to), order="C", copy=True).reshape(-1)
 
     def decode(self, content: memoryview | Bytes, page: memoryview) -> None:
         """Put `content`, in the layout's order and of one page, into `page`, in ours."""

@@ -142,7 +142,10 @@ class AdversarialLanes:
             at = stamp(self.env, finished)
             del self.under_way[pending.number]
             fails = fate.fails and can_fail(operation)
-            answer = len(ends) if fails else self._answer(operation, len(ends))
+            answer = len(ends)
+            if not fails:
+                store = self.stores[getattr(operation, "rank", 0)]
+                answer = answer_of(store, self.store_pages, operation, answer)
             if self.memory is not None and isinstance(operation, Copy):
                 for memory in self._memories(operation):
                     memory.end(pending.number, arrived=not fails, answer=answer)
@@ -166,25 +169,28 @@ class AdversarialLanes:
             return [memories[operation.rank]]
         return memories
 
-    def _answer(self, operation: Operation, steps: int) -> int:
-        """What a completion says in `steps`; a write by keys puts them into the store."""
-        if not isinstance(operation, Lookup | Copy) or not operation.keys:
-            return steps
-        keys, store = pages_of(operation.keys), self.stores[operation.rank]
-        assert len(keys) == operation.pages
-        if isinstance(operation, Copy) and operation.direction == "h2s":
-            new = sum(key not in store for key in keys)
-            store.update(dict.fromkeys(keys))
-            while self.store_pages and len(store) > self.store_pages:
-                del store[next(iter(store))]
-            return new
-        return next((place for place, key in enumerate(keys) if key not in store), len(keys))
-
     def _after(self, delay_ns: int, act: Callable[[], None]) -> None:
         if delay_ns:
             self.env.timeout(delay_ns).callbacks.append(lambda event: act())
         else:
             act()
+
+
+def answer_of(store: dict[int, None], store_pages: int, operation: Operation, steps: int) -> int:
+    """What a completion says in `steps`; a write by keys puts them into the store, which has room
+    for `store_pages` (0: for all).
+    """
+    if not isinstance(operation, Lookup | Copy) or not operation.keys:
+        return steps
+    keys = pages_of(operation.keys)
+    assert len(keys) == operation.pages
+    if isinstance(operation, Copy) and operation.direction == "h2s":
+        new = sum(key not in store for key in keys)
+        store.update(dict.fromkeys(keys))
+        while store_pages and len(store) > store_pages:
+            del store[next(iter(store))]
+        return new
+    return next((place for place, key in enumerate(keys) if key not in store), len(keys))
 
 
 class Reading(NamedTuple):

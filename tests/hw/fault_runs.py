@@ -127,7 +127,11 @@ class Front:
 
 def quick(name: str, device: Device) -> Device:
     """A GPU that takes hardly any time, so that the other tiers are what is busy."""
-    return SyntheticDevice(device._pool, QUICK) if name == "gpu" else device  # pyright: ignore
+    if name != "gpu":
+        return device
+    made = SyntheticDevice(device._pool, QUICK)  # pyright: ignore
+    made.loads_of = device.loads_of  # pyright: ignore
+    return made
 
 
 class FaultyRun:
@@ -174,7 +178,7 @@ class FaultyRun:
         self.engine = self.run.engine
         self.pool = self.assembly.queues["gpu"][0]._pool  # pyright: ignore
         self.store = self.assembly.queues["s2h"][0]._store  # pyright: ignore
-        self.host = self.store._host
+        self.host = self.assembly.queues["h2d"][0]._backend.host_pool  # pyright: ignore
         self.backend = self.assembly.queues["h2d"][0]._backend  # pyright: ignore
 
     faulty: FaultyLanes

@@ -18,14 +18,22 @@ for folder in (TESTS, TESTS / "hicache"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from adversarial_lanes import TIER_OF, Fate, Memory, can_fail, in_turn, pages_of  # noqa: E402
+from adversarial_lanes import (  # noqa: E402
+    TIER_OF,
+    Fate,
+    Memory,
+    answer_of,
+    can_fail,
+    in_turn,
+    pages_of,
+)
 from engine_runs import MOST_EVENTS, call_at, watch_memory  # noqa: E402
 from simpy import Environment  # noqa: E402
 from small_workloads import Workload  # noqa: E402
 
 from hicache.engine import Engine  # noqa: E402
 from hicache.errors import TransferError  # noqa: E402
-from hicache.operations import Completion, Copy, Decode, Operation  # noqa: E402
+from hicache.operations import Completion, Copy, Decode, Lookup, Operation  # noqa: E402
 from hicache.ports import Lanes  # noqa: E402
 from hicache.record import Record, Recorder, ReplayLanes  # noqa: E402
 from hw.device import Control, Step, Timing  # noqa: E402
@@ -35,7 +43,7 @@ from hw.live import LiveEnvironment, run_live  # noqa: E402
 from hw.machine import Entry, Report, ThreadMachine  # noqa: E402
 from hw.workers import Job, Patience, WorkQueue  # noqa: E402
 
-QUEUES = ("gpu", "h2d", "d2h", "s2h", "h2s")
+QUEUES = ("gpu", "h2d", "d2h", "s2h", "h2s", "lookup")
 
 
 class CheckedEnvironment(LiveEnvironment):
@@ -72,6 +80,8 @@ class VirtualMachine:
         self.memory: Memory | None = None
         self.under_way: dict[int, Operation] = {}
         self.jobs: list[Job] = []
+        self.store: dict[int, None] = {}  # keys, where L3 is asked by them
+        self.store_pages = 0
 
     def now_ns(self) -> int:
         self._clock += 1
@@ -134,7 +144,7 @@ class VirtualMachine:
         if self.memory is not None:
             if isinstance(operation, Copy):
                 self.memory.begin(number, operation)
-            else:
+            elif not isinstance(operation, Lookup):
                 self.memory.forget_private()
         took = max(1, fate.took_ns)
         started = self._clock
@@ -159,13 +169,16 @@ class VirtualMachine:
     ) -> None:
         number, operation = job.pending.number, job.operation
         fails = fate.fails and can_fail(operation)
+        answer = len(ends)
+        if not fails:
+            answer = answer_of(self.store, self.store_pages, operation, answer)
         if self.memory is not None and isinstance(operation, Copy):
-            self.memory.end(number, arrived=not fails)
+            self.memory.end(number, arrived=not fails, answer=answer)
         del self.under_way[number]
         if self._rng is not None and not ends:
             started += self._rng.choice([0, 0, -700, 300])
             finished += self._rng.choice([0, 0, -700, 300, 10_000])
-        outcome: Timing | TransferError = Timing(started, finished, fate.setup_ns, len(ends), ends)
+        outcome: Timing | TransferError = Timing(started, finished, fate.setup_ns, answer, ends)
         if fails:
             outcome = TransferError(f"operation {number} failed")
 
@@ -264,6 +277,8 @@ class LiveRun:
             ThreadMachine() if threads else VirtualMachine(in_turn(workload.fates), rng)
         )
         machine = self.lanes = self.env.machine
+        if workload.options.has_store and not threads:
+            machine.store_pages = workload.options.storage_pages
         if threads:
             pauses = [fate.took_ns * 1e-8 for fate in workload.fates]
             live = thread_lanes(

@@ -13,7 +13,7 @@ from simpy.core import EmptySchedule
 
 from hicache.errors import DeviceError, TransferError
 from hicache.kernel import Pending, Sleep, Task
-from hicache.operations import Copy, Decode
+from hicache.operations import Copy, Decode, Lookup
 from hw.device import Timing
 from hw.live import SWITCH_INTERVAL_S, LiveEnvironment, run_live
 from hw.machine import Input, Report, ThreadMachine
@@ -179,6 +179,9 @@ def test_so_are_the_ends_of_a_bursts_steps():
         (Decode(2, 100, 5), 6, (1, 2, 3, 4, 5, 6)),
         (COPY, 1, (1,)),
         (COPY, 0, (1,)),
+        (Lookup(3, ((0, 3),)), 4, ()),
+        (Lookup(3, ((0, 3),)), 2, (1, 2)),
+        (Copy("s2h", 2, 8192, 1, (), (), ((0, 2),)), 3, ()),
     ],
 )
 def test_a_device_that_counts_its_steps_wrong_ends_the_run(operation, steps, ends):
@@ -189,6 +192,20 @@ def test_a_device_that_counts_its_steps_wrong_ends_the_run(operation, steps, end
     machine.answers = [(9, [answer])]
     with pytest.raises(DeviceError, match=r"GPU \(x\).*operation 0"):
         run_live(env)
+
+
+@pytest.mark.parametrize(
+    "operation", [Lookup(3, ((0, 3),)), Copy("h2s", 3, 9, 1, (), (), ((0, 3),))]
+)
+def test_a_store_answers_with_a_number_of_pages(operation):
+    for answer in range(4):
+        machine = Scripted()
+        env = LiveEnvironment(machine)
+        pending = under_way(env, [], operation)
+        said = Report(pending, operation, "a store", 9, Timing(1, 9, steps=answer))
+        machine.answers = [(9, [said]), (9, None)]
+        assert run_live(env)
+        assert (pending.value.answer, pending.value.step_ends_ns) == (answer, ())
 
 
 def test_an_operation_that_is_reported_twice_is_a_bug():

@@ -18,7 +18,7 @@ from real_tiers import halve_hits
 from hicache.errors import InputError
 from hicache.operations import Prefill
 from hicache.record import Record
-from hw.run import run_scenario
+from hw.run import prepare, run_scenario
 from scenario.load import load_scenario
 from sim.replay import replay
 from traces.convert import write
@@ -119,3 +119,22 @@ def test_rules_that_no_real_machine_can_follow_are_refused(folder: Path, key, va
     scenario = scenario_of(folder, cache__outputs="dropped", **{f"cache__{key}": value})
     with pytest.raises(InputError, match=f"cache.{key} is {value}"):
         run_scenario(scenario, device="cpu", tell=lambda _line: None)
+
+
+def test_a_layout_that_the_pools_do_not_have_is_refused_and_a_presets_is_said(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"machine\.host_layout is layer_first.*page_major"):
+        run_scenario(
+            scenario_of(folder, machine__host_layout="layer_first"), device="cpu", tell=lambda _: 0
+        )
+    with pytest.raises(InputError, match=r"machine\.host_layout is layer_first"):
+        run_scenario(
+            scenario_of(folder, preset="sglang-0.5.20", machine__host_layout="layer_first"),
+            device="cpu", tell=lambda _: 0,
+        )  # fmt: skip
+    run = prepare(
+        scenario_of(folder, preset="sglang-0.5.9", restore__policy="threshold"), device="cpu",
+        tell=lambda _: 0,
+    )  # fmt: skip
+    run.close()
+    (said,) = [each for each in run.warnings if each.startswith("machine.host_layout")]
+    assert "layer_first, of preset sglang-0.5.9: L2 of a real run is page_major" in said

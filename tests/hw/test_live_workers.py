@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 from file_store_helpers import environment
-from live_runs import PacedDevice, thread_lanes
+from live_runs import QUEUES, PacedDevice, thread_lanes
 from simpy import Environment as SimpyEnvironment
 
 # isort: split
@@ -25,7 +25,7 @@ from test_live_engine import EVERYTHING
 
 from hicache.engine import Engine
 from hicache.errors import DeviceError, RecordEnded, TransferError
-from hicache.operations import Chunk, Copy, Decode, Prefill
+from hicache.operations import Chunk, Copy, Decode, Lookup, Prefill
 from hicache.record import Record, Recorder, ReplayLanes
 from hw.device import Step, Timing
 from hw.interrupt import Interrupt
@@ -65,17 +65,17 @@ def live(devices, patience: Patience | None = None) -> tuple[LiveEnvironment, Li
 
 
 def test_operations_go_to_the_queue_of_their_type_and_direction():
-    devices = {name: PacedDevice(name) for name in ("gpu", "h2d", "d2h", "s2h", "h2s")}
+    devices = {name: PacedDevice(name) for name in QUEUES}
     env = LiveEnvironment(ThreadMachine())
     lanes = thread_lanes(env, devices.__getitem__)
     copies = [Copy(direction, 1, 4096, 1) for direction in ("h2d", "d2h", "s2h", "h2s")]
-    operations = [PREFILL, Decode(1, 5, 2), *copies]
+    operations = [PREFILL, Decode(1, 5, 2), *copies, Lookup(3, ((0, 3),))]
     for operation in operations:
         Watched(env, lanes.submit(operation))
     assert run_live(env, lanes)
     lanes.close()
     assert [op for op, _ in devices["gpu"].seen] == operations[:2]
-    for place, name in enumerate(("h2d", "d2h", "s2h", "h2s"), 2):
+    for place, name in enumerate(("h2d", "d2h", "s2h", "h2s", "lookup"), 2):
         assert [op for op, _ in devices[name].seen] == [operations[place]]
         assert devices[name].closed == 1
 

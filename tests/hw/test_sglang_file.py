@@ -18,7 +18,7 @@ from hicache.operations import Copy, Lookup
 from hicache.requests import Request
 from hw.device import Control
 from hw.storage.host import HostBuffer
-from hw.stores.device import StoreDevice, store_devices
+from hw.stores.device import StoreCounts, StoreDevice, store_devices
 from hw.stores.names import Owner
 from hw.stores.page_names import PageNames
 from hw.stores.page_order import MEMORY_LAYOUTS, MemoryLayout, PageOrder, PageShape
@@ -195,6 +195,7 @@ def test_a_file_of_another_size_is_no_page(tmp_path: Path, host: HostBuffer, siz
     store, keys, before = open_store(tmp_path, host), names(3), content(host)
     store.write(((0, 3),), keys)
     (tmp_path / OWNER.file_name(keys[1])).write_bytes(b"x" * size)
+    assert store.leading(keys) == 1
     assert store.read(keys, ((20, 3),)) == 1
     assert content(host)[20] == before[0]
     assert content(host)[21] == before[21], "rubbish went into L2"
@@ -417,6 +418,45 @@ def test_the_devices_of_a_store(tmp_path: Path, host: HostBuffer) -> None:
     reading.close()
     with pytest.raises(AssertionError, match="closed"):
         store.read(names(1), ((0, 1),))
+
+
+def test_a_write_says_what_it_moved_and_a_read_what_others_had_written(
+    tmp_path: Path, host: HostBuffer
+) -> None:
+    store, names_of = open_store(tmp_path, host), PageNames(4, Tokens())
+    list(names_of.learning([request(0, [(7, 5)])]))
+    other = open_store(tmp_path, host)
+    assert other.write(((0, 2),), names_of.names(((7, 2),))) == 2
+    counts = StoreCounts()
+    reading, writing = store_devices(store, names_of.names, 2, counts)
+
+    def answer(device: StoreDevice, direction, count: int) -> int:
+        pages, keys = ((10, count),), ((7, count),)
+        there = ((), pages) if direction == "s2h" else (pages, ())
+        return device.run(Copy(direction, count, count * PAGE, 1, *there, keys), Control()).steps
+
+    assert answer(reading, "s2h", 2) == 2
+    assert answer(writing, "h2s", 4) == 2
+    assert answer(writing, "h2s", 4) == 0
+    assert answer(reading, "s2h", 5) == 4
+    assert counts.as_table() == {
+        "pages_read": 6, "pages_read_of_others": 2, "pages_written": 2, "pages_found": 6,
+    }  # fmt: skip
+    for each in (reading, writing, other):
+        each.close()
+
+
+def test_a_copy_that_stores_a_part_is_a_failure(tmp_path: Path, host: HostBuffer) -> None:
+    store = open_store(tmp_path, host, limit_bytes=9 * PAGE)
+    names_of = PageNames(4, Tokens())
+    names_of.learn(request(0, [(7, 5)]))
+    (writing,) = store_devices(store, names_of.names, 1)
+    refused = [OWNER.file_name(name) for name in names_of.names(((9, 3),))]
+    reserve = store.room.reserve
+    store.room.reserve = lambda name, size: name not in refused and reserve(name, size)
+    with pytest.raises(TransferError, match="2 of 5 pages could be stored"):
+        writing.run(Copy("h2s", 5, 5 * PAGE, 1, ((0, 5),), (), ((7, 5),)), Control())
+    writing.close()
 
 
 def test_a_copy_that_stores_nothing_is_a_failure(tmp_path: Path, host: HostBuffer) -> None:
