@@ -74,6 +74,7 @@ class Attachment:
             self._endings.live
             or transfers.writes_pending
             or self._writer.pending
+            or (transfers.staging is not None and transfers.staging.waiting)
             or prefetcher.under_way
             or prefetcher.lent()[0]
         )
@@ -82,4 +83,8 @@ class Attachment:
         """Let the engine have its L3, or not."""
         prefetcher = self._prefetcher if attached else None
         self._admission.prefetcher = self._endings.prefetcher = prefetcher
-        self._transfers.on_backed_up = self._writer.write if attached else None
+        staging = self._transfers.staging
+        if staging is not None:
+            staging.attached = attached
+        else:
+            self._transfers.on_backed_up = self._writer.write if attached else None

@@ -46,6 +46,9 @@ from hicache.requests import Request
 from hicache.restore_policy import Policy
 from hicache.restoring import Restores
 from hicache.running import Running
+from hicache.staged_reads import StagedReads
+from hicache.staged_writes import StagedWrites
+from hicache.store_belief import StoreBelief
 from hicache.store_index import StoreWriter
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
@@ -98,12 +101,15 @@ class Scheduler:
         self.prefetcher: Prefetcher | None = None
         self.store_writer: StoreWriter | None = None
         if options.has_store:
-            self.prefetcher = Prefetcher(
-                env, lanes, tree, options, metrics, self.admission.fetched, self.changed
-            )
-            self.admission.prefetcher = self.endings.prefetcher = self.prefetcher
             self.store_writer = StoreWriter(lanes, tree, options, metrics, self.changed)
-            self.transfers.on_backed_up = self.store_writer.write
+            if options.buffers:
+                self.prefetcher = self._with_buffer(env, lanes, self.store_writer, options)
+            else:
+                self.prefetcher = Prefetcher(
+                    env, lanes, tree, options, metrics, self.admission.fetched, self.changed
+                )
+                self.transfers.on_backed_up = self.store_writer.write
+            self.admission.prefetcher = self.endings.prefetcher = self.prefetcher
         self._attachment: Attachment | None = None
         if options.storage.switches and self.prefetcher is not None and self.store_writer:
             self._attachment = Attachment(
@@ -116,6 +122,22 @@ class Scheduler:
         self._wake: Signal[None] | None = None
         self._aborting: list[Running] = []
         self._closed = False
+
+    def _with_buffer(
+        self, env: Environment, lanes: Lanes, writer: StoreWriter, options: EngineOptions
+    ) -> StagedReads:
+        """L2 is only a buffer: who writes through it, and who reads."""
+        tree, transfers, metrics = self._tree, self.transfers, self._metrics
+        belief = StoreBelief()
+        writes = StagedWrites(tree, transfers, writer, belief, options, metrics, self.changed)
+        reads = StagedReads(
+            env, lanes, tree, options, metrics, self.admission.fetched, self.changed,
+            transfers.loads, belief, writes.flush,
+        )  # fmt: skip
+        tree.tiers[DEVICE].lost_of = belief.missing
+        transfers.staging = writes
+        self.admission.staged = self._restores.staged = reads
+        return reads
 
     # ------------------------------------------------------------------ from outside
 

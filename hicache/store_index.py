@@ -52,15 +52,25 @@ def count_copy(stats: DirectionStats, done: Completion, copy: Copy) -> None:
 
 
 class _Job:
-    """Pages that wait to be written: pinned in L2 until that is over."""
+    """Pages that wait to be written: pinned in L2, at `node`, until that is over; or in a buffer,
+    whose owner is told by `over` how many of them the store has.
+    """
 
-    __slots__ = ("count", "keys", "node", "pages")
+    __slots__ = ("count", "keys", "node", "over", "pages")
 
-    def __init__(self, node: Node, count: int, keys: PageRuns, pages: PageRuns) -> None:
+    def __init__(
+        self,
+        node: Node | None,
+        count: int,
+        keys: PageRuns,
+        pages: PageRuns,
+        over: Callable[[int], None] | None = None,
+    ) -> None:
         self.node = node
         self.count = count
         self.keys = keys
         self.pages = pages
+        self.over = over
 
 
 @final
@@ -101,8 +111,19 @@ class StoreWriter:
         tree = self._tree
         tree.pin(node, HOST)
         pages = tree.pages_from(node, HOST, first) if tree.named else ()
-        self._jobs.append(_Job(node, count, keys_from(node, first), pages))
-        self.backlog_pages += count
+        self._put(_Job(node, count, keys_from(node, first), pages))
+
+    def write_staged(
+        self, count: int, keys: PageRuns, pages: PageRuns, over: Callable[[int], None]
+    ) -> None:
+        """Write `count` pages of a buffer when it is their turn; `over` is called when that has
+        ended, with how many of them the store has.
+        """
+        self._put(_Job(None, count, keys, pages, over))
+
+    def _put(self, job: _Job) -> None:
+        self._jobs.append(job)
+        self.backlog_pages += job.count
         if not self._works:
             self._works = True
             Task(self._work())
@@ -121,7 +142,10 @@ class StoreWriter:
                 self._metrics.dropped_pages["transfer_failed"] += job.count - written
             self.backlog_pages -= job.count
             jobs.popleft()
-            self._tree.unpin(job.node, HOST)
+            if job.node is not None:
+                self._tree.unpin(job.node, HOST)
+            elif job.over is not None:
+                job.over(written)
             self._on_change()
         self._works = False
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from hicache.allocator import extents
 from hicache.errors import InputError
 from hicache.holdings import first_private_key
+from hicache.instant_buffer import InstantBuffer
 from hicache.instant_store import InstantStore
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, HOST, STORAGE, Node
@@ -55,7 +56,10 @@ class UntimedServer:
         if self._rules.writes_through:
             self._ways_down.append(("d2h", DEVICE, HOST, "host_pressure"))
         self._store: InstantStore | None = None
-        if options.has_store:
+        self._buffer: InstantBuffer | None = None
+        if options.buffers:
+            self._buffer = InstantBuffer(tree, metrics, options, self._rules, contents)
+        elif options.has_store:
             self._store = InstantStore(tree, metrics, options, contents)
         if options.capacities[STORAGE] > 0:
             self._ways_down.append(("h2s", HOST, STORAGE, "storage_pressure"))
@@ -78,12 +82,19 @@ class UntimedServer:
         runs, prompt = hittable(request, self._capped_page), request.prompt_tokens
         match = tree.match(runs)
         fetched = 0
-        if self._store is not None:
+        staged: PageRuns = ()
+        if self._buffer is not None:
+            staged = self._buffer.fetch(match, runs)
+        elif self._store is not None:
             fetched = self._store.fetch(match, runs)
             if fetched:
                 match = tree.match(runs)
         held = match.device
         node = match.node if match.depth == held else tree.holder(match.node, held)
+        if staged:
+            node = tree.cut_at(match.node, held)
+            match.host = held + sum(count for _, count in staged)
+            fetched = match.host - held
         tree.pin(node, DEVICE)
         kv_tokens = prompt
         if self._caches_outputs and request.output_tokens > 1:
@@ -107,9 +118,14 @@ class UntimedServer:
             reason = "below_threshold"
             self._metrics.count_choice(reason)
         elif goal > held and self._restores:
-            end = tree.cut_at(match.node, goal)
             restored, rest = tree.cut_pages(pages, goal - held)
-            if self._restore(end, held, restored):
+            if self._buffer is not None:
+                end = self._buffer.load(node, staged, restored)
+                staged, came = (), True
+            else:
+                end = tree.cut_at(match.node, goal)
+                came = self._restore(end, held, restored)
+            if came:
                 tree.pin(end, DEVICE)
                 tree.unpin(node, DEVICE)  # by now `end` may lie above it: it may have been cut
                 node, pages, need = end, rest, need - (goal - held)
@@ -117,6 +133,8 @@ class UntimedServer:
                 from_host -= min(from_host, fetched)
                 hits = (held, from_host, goal - held - from_host)
                 held = goal
+        if self._buffer is not None:
+            self._buffer.decline(staged)
         self._leave_pages(request, node, held, pages, need, kv_tokens)
         self._write_row(request, hits, reason)
 
@@ -153,6 +171,9 @@ class UntimedServer:
         """Write what is due of what L2 and L3 lack of the L1-resident path ending at `node`."""
         rules = self._rules
         if not rules.writes_through:
+            return
+        if self._buffer is not None:
+            self._buffer.write_through(node)
             return
         if rules.takes_all:
             self._write(node, self._ways_down)
@@ -238,7 +259,10 @@ class UntimedServer:
             strides = more // self._offload_pages
             end = tree.cut_at(node, prompt_pages + strides * self._offload_pages)
             self._metrics.offloaded_pages += strides * self._offload_pages
-            self._write(end, self._offload_ways)
+            if self._buffer is not None:
+                self._buffer.write(end)
+            else:
+                self._write(end, self._offload_ways)
         self._write_through(node)
         tree.unpin(node, DEVICE)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from adversarial_lanes import AdversarialLanes, Fate
 from engine_runs import call_at, drain, rows_of, watch_memory
@@ -45,6 +45,7 @@ class Bench:
         prefetch: dict[str, Any] | None = None,
         switches: dict[str, Any] | None = None,
         offload: dict[str, Any] | None = None,
+        mode: Literal["cache", "buffer_only"] = "cache",
     ) -> None:
         """`prefetch`: L3 is a store that is asked by key, and read with these options."""
         self.env = Environment(0)
@@ -69,6 +70,7 @@ class Bench:
                 **{"threshold_tokens": 1, **(prefetch or {})},
             ),
             OffloadOptions(**(offload or {})),
+            mode,
         )
         self.engine = Engine(self.env, self.lanes, self.options)
         self.metrics = self.engine.metrics

@@ -239,6 +239,13 @@ def random_offload(rng: Random, options: EngineOptions) -> EngineOptions:
     return replace(options, offload=offload)
 
 
+def random_buffer(rng: Random, options: EngineOptions) -> EngineOptions:
+    """The same with an L2 that is only a buffer, now and then."""
+    if not options.has_store or options.cache.write_policy == "write_back":
+        return options
+    return replace(options, host_mode=rng.choice(["cache", "buffer_only"]))
+
+
 def random_call(rng: Random) -> Call:
     """One request; its prompt shares a prefix with most others."""
     pick = rng.choice
@@ -277,6 +284,7 @@ def random_workload(rng: Random, *, faults: bool = True, most_calls: int = 12) -
     options = replace(options, restore=random_loads(rng, options.restore))
     options = random_store(rng, options)
     options = random_offload(rng, options)
+    options = random_buffer(rng, options)
     return Workload(options, calls, fates, aborts)
 
 
