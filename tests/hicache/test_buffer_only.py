@@ -97,6 +97,19 @@ def test_a_write_waits_for_room_first_come_first_served() -> None:
     assert sum(bench.metrics.dropped_pages.values()) == 0
 
 
+def test_a_write_waits_for_the_room_of_reads_too() -> None:
+    bench = bench_with(80, 10, range(100, 108), 1, cache={"write_at": "prefill"})
+    bench.ask(0, range(6), output=50)
+    bench.ask(1, range(100, 109))  # staged, and waits for its turn
+    bench.at(100, lambda: bench.engine.abort(1))
+    bench.run(90)
+    assert pages(bench, "s2h") == [8]
+    assert pages(bench, "d2h") == []
+    bench.run(200)
+    assert pages(bench, "d2h") == [6]
+    finished(bench)
+
+
 def test_what_l1_evicts_before_there_was_room_is_dropped_and_written_when_it_comes_again() -> None:
     bench = bench_with(host=10, device=20)
     bench.holding.add("h2s")
