@@ -3,10 +3,11 @@
     python benchmarks/sweep_speed.py [TRACE] [--cells 32] [--cores 2] [--runs 3]
     python benchmarks/sweep_speed.py --grow 1000000
 
-Whole processes, one core and `--cores` in turns; medians of wall seconds, and of CPU seconds, whose
-ratio is what more workers cost (what a machine that is not idle can still show). TRACE is
-Mooncake's conversation trace, else the shipped one. The cells are four sizes of L2, two policies
-and as many speeds as fill them.
+Whole processes, one core and `--cores` in turns; medians. Beside wall seconds stand CPU seconds, of
+the command itself and of its workers. They say what an idle machine would do, also on one that is
+not: the command's own are taken one after the other, those of the workers on all cores at once.
+TRACE is Mooncake's conversation trace, else the shipped one. The cells are four sizes of L2, two
+policies and as many speeds as fill them.
 Beside them stands a loop of plain Python, alone and on all cores at once: what the machine itself
 has to give. The rows of all runs are compared. With `--grow` a multi-turn trace of so many
 requests, and of a half and a quarter of them, goes through an untimed sweep of two cells; memory is
@@ -16,7 +17,6 @@ that of the largest process.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -28,6 +28,17 @@ from pathlib import Path
 from bench_inputs import CONVERSATION, REPOSITORY, SHIPPED_TRACE
 
 HICACHE = [sys.executable, "-m", "cli.main"]
+# The command, and what it and its children took, in CPU seconds: the last line.
+MEASURED = """
+import gc, resource, sys
+from cli.main import app
+gc.disable()
+code = app(sys.argv[1:], standalone_mode=False)
+for who in resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN:
+    used = resource.getrusage(who)
+    print(used.ru_utime + used.ru_stime, end=" ")
+raise SystemExit(code)
+"""
 PAGE = {CONVERSATION.name: 512}
 LOOP = "n = 0\nfor i in range(30_000_000): n += i & 7"
 GOAL = 1.8
@@ -56,42 +67,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _compare(trace: Path, cells: int, cores: int, runs: int, folder: Path) -> None:
     speeds = ",".join(f"{0.25 + 0.05 * step:.2f}" for step in range(max(1, cells // 8)))
     sweep = [
-        *HICACHE, "sweep", str(trace), "--quiet", "--fresh",
+        sys.executable, "-c", MEASURED, "sweep", str(trace), "--quiet", "--fresh",
         "--set", f"tiers.page_size_tokens={PAGE.get(trace.name, 64)}",
         "--grid", f"trace.speed={speeds}", "--grid", "tiers.l2=0,0.5x,1x,2x",
         "--grid", "restore.policy=cost,always",
     ]  # fmt: skip
     took: dict[int, list[float]] = {1: [], cores: []}
-    spent: dict[int, list[float]] = {1: [], cores: []}
+    own: dict[int, list[float]] = {1: [], cores: []}
+    workers_s: dict[int, list[float]] = {1: [], cores: []}
     loops: dict[int, list[float]] = {1: [], cores: []}
     tables: set[bytes] = set()
-    for _ in range(runs):
+    for number in range(runs):
         for workers, walls in took.items():
-            out = folder / f"{workers}.parquet"
-            began, cpu = time.perf_counter(), _cpu_s()
-            _run([*sweep, "--jobs", str(workers), "--out", str(out)])
+            out = folder / f"{workers}-{number}.parquet"
+            began = time.perf_counter()
+            said = _run([*sweep, "--jobs", str(workers), "--out", str(out)])
             walls.append(time.perf_counter() - began)
-            spent[workers].append(_cpu_s() - cpu)
+            *_, mine, theirs = said.split()
+            own[workers].append(float(mine))
+            workers_s[workers].append(float(theirs))
             tables.add(out.read_bytes())
             loops[workers].append(_loop(workers))
     one, several = (statistics.median(took[workers]) for workers in (1, cores))
     machine = statistics.median(loops[1]) * cores / statistics.median(loops[cores])
     print(f"{cells} scenarios of {trace.name}, {runs} runs of each, medians\n")
-    cpu_one, cpu_several = (statistics.median(spent[workers]) for workers in (1, cores))
-    print("| cores | wall s | CPU s | times one core | a loop of plain Python |")
-    print("|---:|---:|---:|---:|---:|")
-    print(f"| 1 | {one:.1f} | {cpu_one:.1f} | 1.00 | 1.00 |")
-    print(f"| {cores} | {several:.1f} | {cpu_several:.1f} | {one / several:.2f} | {machine:.2f} |")
+    cpu = {workers: statistics.median(each) for workers, each in own.items()}
+    shared = {workers: statistics.median(each) for workers, each in workers_s.items()}
+    idle = {workers: cpu[workers] + shared[workers] / workers for workers in cpu}
+    print("| cores | wall s | CPU s, of the command | of its workers | times one core: wall |"
+          " by CPU | a loop of plain Python |")  # fmt: skip
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    print(f"| 1 | {one:.1f} | {cpu[1]:.1f} | {shared[1]:.1f} | 1.00 | 1.00 | 1.00 |")
+    print(
+        f"| {cores} | {several:.1f} | {cpu[cores]:.1f} | {shared[cores]:.1f} | "
+        f"{one / several:.2f} | {idle[1] / idle[cores]:.2f} | {machine:.2f} |"
+    )
     print(f"\nthe tables are {'the same bytes' if len(tables) == 1 else 'DIFFERENT'}")
     if cores == 2:
         met = "met" if one / several >= GOAL else "MISSED"
         print(f"{GOAL} times one core: {met}")
-
-
-def _cpu_s() -> float:
-    """CPU seconds of all children that have ended, and of theirs."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _loop(processes: int) -> float:

@@ -33,12 +33,12 @@ def build_link(ground: Ground) -> PcieProfile:
 
 
 def _backends(made: Mapping[str, BackendCopies | None]) -> Backends:
-    """What was measured; a run (`hw.assembly`) has one back-end for both directions."""
+    """What was measured; a run (`hw.assembly`) has a back-end for each direction."""
     at_once = Quantity(
         provenance="measured",
-        how="a run's two directions share a back-end, which does one operation at a time "
+        how="a run has a back-end for each direction, and each does one operation at a time "
         "(hw.assembly)",
-        value=1,
+        value=2,
     )
     return Backends(**made, at_once=at_once)
 

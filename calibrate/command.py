@@ -16,18 +16,21 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from math import inf
 
 from calibrate.build import Built, Told, build_profile, misfits
 from calibrate.gpu_fit import Graphs
 from calibrate.journal import Journal
 from calibrate.kit import PROBES, Kit, Options, make_kit
 from calibrate.machine import host_memory_bytes
+from calibrate.profile_text import notes
 from calibrate.progress import SessionProgress
 from calibrate.session import Measured, Session
 from hicache.errors import InputError
 from hw.storage.file_store import BACKENDS as L3_BACKENDS
 from scenario.measurement import Measurement
 from scenario.profile import Memory, Profile, Quantity, dump_profile, load_profile
+from scenario.sizes import bytes_text
 
 GIB = 1 << 30
 INTERRUPTED = 130
@@ -40,6 +43,8 @@ def run_calibration(options: Options) -> int:
     base = load_profile(options.base)
     with ExitStack() as stack:
         kit = make_kit(options, stack)
+        for doubt in kit.machine.doubts:
+            print(f"warning: {doubt}: samples may be disturbed", file=sys.stderr)
         journal = Journal(f"{options.out}.journal", identity(options, kit))
         stack.callback(journal.close)
         if journal.resumed:
@@ -145,8 +150,10 @@ def _check(options: Options) -> None:
         )
     if options.page_size_tokens < 1:
         raise InputError(f"--page-size {options.page_size_tokens}: it must be 1 or more")
-    if options.budget_s < 0:
-        raise InputError(f"--budget {options.budget_s:g}: it must not be negative")
+    if not 0 <= options.budget_s < inf:
+        raise InputError(
+            f"--budget {options.budget_s:g}: it must be a number of seconds, 0 or more"
+        )
     if not options.out.endswith(".json"):
         raise InputError(f"--out {options.out}: a profile is a .json file")
     folder = os.path.dirname(os.path.abspath(options.out))
@@ -154,19 +161,30 @@ def _check(options: Options) -> None:
         raise InputError(f"--out {options.out}: there is no folder {folder}")
     if options.disk is not None and not os.path.isdir(options.disk):
         raise InputError(f"--disk {options.disk}: no such folder")
+    free = _free_bytes(options.disk)
+    wanted = "disk" in (options.only or PROBES) and options.device != "cpu"
+    if wanted and options.disk_bytes > free:
+        raise InputError(
+            f"--disk-size {bytes_text(options.disk_bytes)}: {bytes_text(free)} are free there"
+        )
     if options.journal == "fresh":
         with suppress(FileNotFoundError):
             os.unlink(f"{options.out}.journal")
 
 
 def _room(disk: str | None) -> Quantity:
+    return Quantity(
+        provenance="measured",
+        how="what is free on the disk of L3's file",
+        value=max(1, _free_bytes(disk)),
+    )
+
+
+def _free_bytes(disk: str | None) -> int:
     import shutil
     import tempfile
 
-    free = shutil.disk_usage(disk or tempfile.gettempdir()).free
-    return Quantity(
-        provenance="measured", how="what is free on the disk of L3's file", value=max(1, free)
-    )
+    return shutil.disk_usage(disk or tempfile.gettempdir()).free
 
 
 def _say(built: Built, options: Options, measured: Measured) -> None:
@@ -180,6 +198,8 @@ def _say(built: Built, options: Options, measured: Measured) -> None:
             p95 = (fit.p95_error_permille or 0) / 10
             error = f"{fit.median_error_permille / 10:.1f} % (p95 {p95:.1f} %)"
         print(f"{fit.key}: {error}; {fit.verdict}")
+    for note, where in notes(measurement):
+        print(f"{where}: {note}")
     for key in built.borrowed:
         print(f"not measured: {key}, from {options.base} (an estimate)")
     bad = misfits(measurement.fits)

@@ -147,10 +147,12 @@ def _without_gpu(options: Options, geometry: ModelGeometry) -> list[Probe]:
         from calibrate.openai import Server
         from calibrate.probes.server import ServerProbe
 
-        server = Server(options.server, options.served_model)
-        probes.append(
-            ServerProbe(server, geometry.vocab_size, geometry.max_context_tokens, seed=options.seed)
-        )
+        probe = ServerProbe(
+            Server(options.server, options.served_model), geometry.vocab_size,
+            geometry.max_context_tokens, seed=options.seed,
+        )  # fmt: skip
+        probe.check()
+        probes.append(probe)
     return [
         *probes,
         DiskProbe(
@@ -162,6 +164,15 @@ def _without_gpu(options: Options, geometry: ModelGeometry) -> list[Probe]:
 
 
 def _chosen(options: Options, probes: list[Probe]) -> list[Probe]:
+    """Those of `--only`. Raises InputError for one that cannot be measured here."""
+    there = [each.name for each in probes]
+    for name in options.only:
+        if name not in there:
+            why = {
+                "server": "no --server was given",
+                "peers": "there are not several GPUs here",
+            }.get(name, "it is not measured without a GPU, or beside a server")
+            raise InputError(f"--only {name}: {why}; measured here are {', '.join(there)}")
     return [each for each in probes if not options.only or each.name in options.only]
 
 

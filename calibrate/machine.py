@@ -20,7 +20,9 @@ _LANES = {1: (2.5e9, 0.8), 2: (5e9, 0.8), 3: (8e9, 128 / 130), 4: (16e9, 128 / 1
           5: (32e9, 128 / 130), 6: (64e9, 242 / 256)}  # fmt: skip
 _LIBRARIES = ("hicache-lab", "torch", "triton", "transformers", "numpy", "simpy")
 _QUERY = ("name", "driver_version", "pcie.link.gen.max", "pcie.link.width.max", "pci.bus_id",
-          "clocks.max.memory", "memory.total")  # fmt: skip
+          "clocks.max.memory", "memory.total", "utilization.gpu")  # fmt: skip
+# Of the cores, and of the GPU in percent: from which on other work is likely to disturb samples.
+BUSY_CORES, BUSY_GPU = 0.5, 10
 
 
 class Ceilings(NamedTuple):
@@ -31,17 +33,20 @@ class Ceilings(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Facts by name, and the ceilings."""
+    """Facts by name, the ceilings, and what speaks against measuring here now."""
 
     facts: dict[str, str]
     ceilings: Ceilings
+    doubts: tuple[str, ...] = ()
 
 
 def look(device: str) -> Machine:
-    """This machine, with its GPU if `device` is cuda."""
+    """This machine, with its GPU if `device` is cuda. Ask before anything is measured."""
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
     facts = {
         "cpu": _cpu(),
-        "cores": str(os.cpu_count() or 1),
+        "cores": str(cores),
+        "load": f"{load:.1f} when it began",
         "memory": f"{host_memory_bytes() / (1 << 30):.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -55,7 +60,17 @@ def look(device: str) -> Machine:
     if device == "cuda":
         told, ceilings = _gpu()
         facts |= told
-    return Machine(facts, ceilings)
+    return Machine(facts, ceilings, doubts(load, cores, _number(facts.get("gpu_load", ""))))
+
+
+def doubts(load: float, cores: int, gpu_percent: float) -> tuple[str, ...]:
+    """Signs of other work on a machine, which spoils samples: a line each."""
+    found: list[str] = []
+    if load > BUSY_CORES * cores:
+        found.append(f"other work runs here, a load of {load:.1f} on {cores} cores")
+    if gpu_percent > BUSY_GPU:
+        found.append(f"other work runs on the GPU, which is {gpu_percent:.0f} % busy")
+    return tuple(found)
 
 
 def link_bytes_per_s(generation: int, width: int) -> float:
@@ -76,6 +91,8 @@ def _gpu() -> tuple[dict[str, str], Ceilings]:
     told = _ask_driver()
     if told.get("driver_version"):
         facts["driver"] = told["driver_version"]
+    if told.get("utilization.gpu"):
+        facts["gpu_load"] = f"{_number(told['utilization.gpu']):.0f} % when it began"
     generation = _number(told.get("pcie.link.gen.max", ""))
     width = _number(told.get("pcie.link.width.max", ""))
     if not generation or not width:

@@ -12,7 +12,7 @@ only what no hardware can do (less than `floor_ns`) is rejected, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import comb
 from typing import NamedTuple
 
@@ -26,6 +26,10 @@ LEAST_FOR_CONFIDENCE = 6  # 1 - 2 * 0.5^6 is the first above 95 %
 
 class Disturbed(Exception):
     """A sample that something else spoiled, with what shows it: it is counted and taken again."""
+
+
+class Exhausted(Exception):
+    """No further sample can be had, and why: what there is has to do."""
 
 
 class Rule(NamedTuple):
@@ -86,55 +90,79 @@ def sample(
     """Call `act`, which returns ns, as often as `rule` asks, for about `allowance_s` seconds.
 
     `clock`: seconds, only differences count. `floor_ns`: what cannot be undercut; such a sample is
-    rejected. Raises InputError where nothing but such samples comes.
+    rejected. Raises InputError where nothing but such samples comes, or none at all.
     """
-    disturbed = 0
-    why = ""
+    tally = _Tally()
     for _ in range(rule.warm_ups):
-        try:
-            act()
-        except Disturbed as error:
-            disturbed, why = disturbed + 1, str(error)
+        tally.take(act)
     begun_s = clock()
     values: list[int] = []
-    rejected = 0
-    interval = None
-    while True:
-        try:
-            ns = act()
-        except Disturbed as error:
-            disturbed, why = disturbed + 1, str(error)
-            if disturbed > MOST_DISTURBED + len(values):
-                raise InputError(f"{disturbed} samples were disturbed: {why}") from None
+    while not tally.ended:
+        ns = tally.take(act)
+        spent_s = clock() - begun_s
+        if ns is None:
+            if tally.disturbed > MOST_DISTURBED + len(values):
+                raise InputError(f"{tally.disturbed} samples were disturbed: {tally.why}")
+            if values and spent_s > max(allowance_s, PATIENCE_S):
+                break
             continue
         if ns < floor_ns:
-            rejected += 1
-            if rejected > rule.most:
+            tally.rejected += 1
+            if tally.rejected > rule.most:
                 raise InputError(
-                    f"all of {rejected} samples are faster than {floor_reason}: {ns} ns, at least "
-                    f"{floor_ns:.0f} are needed; is the clock or the size wrong?"
+                    f"all of {tally.rejected} samples are faster than {floor_reason}: {ns} ns, at "
+                    f"least {floor_ns:.0f} are needed; is the clock or the size wrong?"
                 )
             continue
         values.append(max(1, ns))
-        spent_s = clock() - begun_s
         if len(values) < rule.least and spent_s < max(4 * allowance_s, PATIENCE_S):
             continue
-        interval = median_interval(values)
         sure = len(values) >= LEAST_FOR_CONFIDENCE
-        if (sure and interval.width <= rule.width) or len(values) >= rule.most:
+        if (sure and median_interval(values).width <= rule.width) or len(values) >= rule.most:
             break
         if spent_s + spent_s / len(values) > max(allowance_s, PATIENCE_S):
             break
-    notes: list[str] = []
-    if len(values) < LEAST_FOR_CONFIDENCE:
-        notes.append(
-            f"{len(values)} samples in the time there was: their range, "
-            f"{100 * interval.confidence:.0f} % sure"
-        )
-    elif interval.width > rule.width:
-        notes.append(f"interval of +-{100 * interval.width:.1f} %, {100 * rule.width:.0f} % wanted")
-    if disturbed:
-        notes.append(f"{disturbed} disturbed samples rejected: {why}")
-    if rejected:
-        notes.append(f"{rejected} samples rejected: faster than {floor_reason}")
-    return Sampled(tuple(values), interval.width, "; ".join(notes))
+    if not values:
+        raise InputError(tally.ended)
+    interval = median_interval(values)
+    notes = [_width_note(len(values), interval, rule), *tally.notes(floor_reason)]
+    return Sampled(tuple(values), interval.width, "; ".join(filter(None, notes)))
+
+
+class _Tally:
+    """What came instead of samples: disturbed and rejected ones, and why there are no more."""
+
+    def __init__(self) -> None:
+        self.disturbed = 0
+        self.why = ""
+        self.rejected = 0
+        self.ended = ""
+
+    def take(self, act: Callable[[], int]) -> int | None:
+        """A sample; None where it was disturbed or there is none, which is noted."""
+        try:
+            return act()
+        except Disturbed as error:
+            self.disturbed, self.why = self.disturbed + 1, str(error)
+        except Exhausted as error:
+            self.ended = str(error)
+        return None
+
+    def notes(self, floor_reason: str) -> Iterator[str]:
+        """All of it in words."""
+        if self.disturbed:
+            yield f"{self.disturbed} disturbed samples rejected: {self.why}"
+        if self.rejected:
+            yield f"{self.rejected} samples rejected: faster than {floor_reason}"
+        if self.ended:
+            yield f"no more samples: {self.ended}"
+
+
+def _width_note(count: int, interval: Interval, rule: Rule) -> str:
+    """What is to be said of the interval; "" where it is as narrow as was asked for."""
+    if count < LEAST_FOR_CONFIDENCE:
+        sure = 100 * interval.confidence
+        return f"{count} samples in the time there was: their range, {sure:.0f} % sure"
+    if interval.width > rule.width:
+        return f"interval of +-{100 * interval.width:.1f} %, {100 * rule.width:.0f} % wanted"
+    return ""

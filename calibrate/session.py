@@ -5,7 +5,8 @@
                        its part of the time that is left, by weight
 
 A point that needs less leaves its time to those behind it. A probe that cannot work here, or a
-point that fails, is missing with its reason, and the rest goes on. Ctrl-C ends the session between
+point that fails, is missing with its reason, and the rest goes on; so is what would begin long
+after the time was over. Ctrl-C ends the session between
 two samples; what is done is kept. Refuses to know what the numbers mean.
 """
 
@@ -25,6 +26,7 @@ from scenario.measurement import Sample, Series
 # A point is given no more than this: where less time is needed than there is, none is wasted.
 MOST_S = {"quick": 4.0, "thorough": 20.0}
 OPENING_S = 4.0  # guessed for a probe until it was opened
+OVER_S = 10.0  # beyond the time there was; nothing begins after it
 
 
 class Progress(Protocol):
@@ -103,10 +105,16 @@ class Session:
         self._progress.done(len(points) - len(todo))
         if not todo:
             return
+        if self._over():
+            self._miss(measured, probe.name, _late(len(todo)))
+            return
         try:
             probe.open()
             later = sum(each.weight for each in behind if each.key not in self._journal)
             for place, point in enumerate(todo):
+                if self._over():
+                    self._miss(measured, probe.name, _late(len(todo) - place))
+                    break
                 weight = later + sum(each.weight for each in todo[place:])
                 left_s = self._deadline_s - self._clock() - OPENING_S * probes_behind
                 allowance_s = min(
@@ -119,6 +127,9 @@ class Session:
             self._miss(measured, probe.name, error)
         finally:
             probe.close()
+
+    def _over(self) -> bool:
+        return self._clock() > self._deadline_s + OVER_S
 
     def _measure(self, measured: Measured, probe: Probe, point: Point, allowance_s: float) -> None:
         try:
@@ -141,9 +152,9 @@ class Session:
             ),
         )
 
-    def _miss(self, measured: Measured, what: str, error: Exception) -> None:
-        measured.missing.append(f"{what}: {error}")
-        self._progress.missing(what, str(error))
+    def _miss(self, measured: Measured, what: str, reason: Exception | str) -> None:
+        measured.missing.append(f"{what}: {reason}")
+        self._progress.missing(what, str(reason))
 
     def _collect(self, measured: Measured, plans: list[tuple[Probe, list[Point]]]) -> None:
         """The series, in the order of the plan, of all that the journal has."""
@@ -163,3 +174,7 @@ class Session:
             left = sum(1 for point in points if point.key not in self._journal)
             if left and measured.interrupted:
                 measured.missing.append(f"{probe.name}: stopped with {left} points to go")
+
+
+def _late(points: int) -> str:
+    return f"the time was over with {points} points to go; --budget gives more"

@@ -30,8 +30,8 @@ def compare(
         typer.Option(
             "--policy",
             metavar="POLICY",
-            help="A variant with this restore policy: cost, always, never, threshold, or "
-            "module:Class of your own; repeatable.",
+            help="A variant with this restore policy: cost, meet, always, never, "
+            "threshold, or module:Class of your own; repeatable.",
         ),
     ] = None,
     evictions: Annotated[

@@ -122,7 +122,7 @@ def replay(
     l2: Annotated[str | None, typer.Option(help=f"Host memory tier: {_SIZES}. [2x]")] = None,
     l3: Annotated[str | None, typer.Option(help=f"Storage tier: {_SIZES}. [0]")] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Restore policy: cost, always, never or threshold. [cost]")
+        str | None, typer.Option(help="cost, meet, always, never or threshold. [cost]")
     ] = None,
     speed: Annotated[
         float | None, typer.Option(help="Arrival times are divided by it: 0.5 is half rate. [1]")

@@ -43,7 +43,8 @@ def plan(
     l2: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE,...", help="Sizes of L2 to choose from. [where the curve bends]"
+            metavar="SIZE,...",
+            help="Sizes of L2 to choose from: 40GiB, or 2x (of L1). [where the curve bends]",
         ),
     ] = None,
     l3: Annotated[
@@ -55,11 +56,16 @@ def plan(
         typer.Option(metavar="TOKENS,...", help="Page sizes to choose from. [16,64,256]"),
     ] = None,
     policy: Annotated[
-        str, typer.Option(metavar="POLICY,...", help="Restore policies to choose from.")
+        str,
+        typer.Option(
+            metavar="POLICY,...",
+            help="Restore policies to choose from, also file.py:Class of your own.",
+        ),
     ] = "cost,always",
     ranks: Annotated[
-        int, typer.Option(help="GPUs of a node, each with an L2 and L3 of its own.")
-    ] = 1,
+        int | None,
+        typer.Option(help="GPUs of a node, each with an L2 and L3 of its own. [ranks.tp]"),
+    ] = None,
     host_fraction: Annotated[
         float, typer.Option(help="The part of host memory that L2 may take.")
     ] = 0.9,

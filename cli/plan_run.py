@@ -17,10 +17,12 @@ from hicache.errors import InputError
 from scenario.load import parse_assignments
 from scenario.profile import Profile
 from scenario.records import dump_toml
+from scenario.sizes import Size
+from sim.own_policy import head_lines
 from sim.plan import Plan, Wishes, prepare_plan
 from sim.plan_document import document_of
 from sim.plan_search import Runner, search
-from sim.plan_sizes import GIB, Limits, size_of
+from sim.plan_sizes import GIB, Limits, size_of, size_or_multiple
 from sim.sweep_cell import Done, Job
 from sim.sweep_pool import Lost, cores, end_workers, run_here
 from traces.outfile import write_lines
@@ -47,7 +49,7 @@ class PlanArguments:
     l3: str | None = None
     page_size: str | None = None
     policy: str = "cost,always"
-    ranks: int = 1
+    ranks: int | None = None
     host_fraction: float = 0.9
     assignments: Sequence[str] = ()
     out: str = "plan.json"
@@ -97,7 +99,7 @@ def _check(given: PlanArguments) -> str:
         raise InputError("--price-l2 and --price-l3 are both 0: then everything costs nothing")
     if given.ttft_p99 is not None and not 0 < given.ttft_p99 < math.inf:
         raise InputError(f"--ttft-p99 is {given.ttft_p99:g}: it must be a time above 0, in ms")
-    if given.ranks < 1:
+    if given.ranks is not None and given.ranks < 1:
         raise InputError(f"--ranks is {given.ranks}: it must be at least 1")
     if not 0 < given.host_fraction <= 1:
         raise InputError(
@@ -151,8 +153,10 @@ def _policies(text: str) -> list[str]:
     return _listed("--policy", text)
 
 
-def _sizes(option: str, text: str | None) -> list[int] | None:
-    return None if text is None else [size_of(each, option) for each in _listed(option, text)]
+def _sizes(option: str, text: str | None) -> list[int | Size] | None:
+    if text is None:
+        return None
+    return [size_or_multiple(each, option) for each in _listed(option, text)]
 
 
 def _listed(option: str, text: str | None) -> list[str]:
@@ -174,7 +178,7 @@ def _limits(given: PlanArguments, profile: Profile) -> Limits:
         memory.host_bytes.value,
         given.host_fraction,
         None if memory.storage_bytes is None else memory.storage_bytes.value,
-        given.ranks,
+        given.ranks or 0,
         1.0 if given.price_l2 is None else given.price_l2,
         1.0 if given.price_l3 is None else given.price_l3,
         _budget(given),
@@ -214,7 +218,8 @@ def _write(given: PlanArguments, plan: Plan, document: dict[str, Any]) -> None:
     write_lines([b"{\n" + b",\n".join(lines) + b"\n}\n"], given.out)
     chosen, _ = plan.chosen()
     if given.save_scenario is not None and chosen is not None:
-        text = _SCENARIO_HEAD + dump_toml(plan.scenario_of(chosen))
+        head = _SCENARIO_HEAD + head_lines(plan.wishes.own(chosen.policy))
+        text = head + dump_toml(plan.scenario_of(chosen))
         write_lines([text.encode()], given.save_scenario)
     if given.plot is not None:
         from sim.plan_plot import save_plan

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scenario.sizes import bytes_text
+from sim.own_policy import KEYS, is_own
 
 GIB = 1 << 30
 MOST_POINTS = 40
@@ -88,16 +89,22 @@ def _skipped(document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def _command(document: Mapping[str, Any]) -> str:
     point = document["points"][document["chosen"]]
-    words = ["hicache", "replay", os.path.relpath(document["trace"]["path"])]
-    if document["scenario"]:
-        words += ["--scenario", document["scenario"]]
-    for key, value in document["options"].items():
-        words += ["--set", f"{key}={value}"]
-    for flag, key in (
-        ("--l2", "tiers.l2"), ("--l3", "tiers.l3"), ("--policy", "restore.policy"),
-        ("--page-size", "tiers.page_size_tokens"),
-    ):  # fmt: skip
-        words += [flag, str(point[key])]
+    trace = os.path.relpath(document["trace"]["path"])
+    flags = {
+        "tiers.l2": "--l2", "tiers.l3": "--l3", "restore.policy": "--policy",
+        "tiers.page_size_tokens": "--page-size",
+    }  # fmt: skip
+    options = {**document["options"], **{key: point[key] for key in flags}}
+    # A replay takes no class of the user's; a sweep of one scenario does.
+    if any(is_own(options.get(key)) for key in KEYS):
+        words = ["hicache", "sweep", trace]
+        words += [document["scenario"]] if document["scenario"] else []
+        flags = {}
+    else:
+        words = ["hicache", "replay", trace]
+        words += ["--scenario", document["scenario"]] if document["scenario"] else []
+    for key, value in options.items():
+        words += [flags[key], str(value)] if key in flags else ["--set", f"{key}={value}"]
     return f"repeat it: {shlex.join(words)}"
 
 

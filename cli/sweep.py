@@ -21,7 +21,8 @@ def sweep(
         typer.Option(
             metavar="KEY=V1,V2,...",
             help="Values of an option; repeatable, and all combinations are run. Keys and values "
-            "are those of --set: docs/scenario.md.",
+            "are those of --set: docs/scenario.md. restore.policy and cache.eviction may be "
+            "file.py:Class of your own.",
         ),
     ] = None,
     assignments: Annotated[

@@ -16,7 +16,14 @@ from scenario.results import check_target
 from sim.sweep import Cell, Grid, axis_of, cells_of, sources_digest
 from sim.sweep_cell import Done, Figures, Job, job_of
 from sim.sweep_pool import Lost, cores, end_workers, run_here, run_on_ray
-from sim.sweep_store import Journal, check_out, check_same_trace, known_rows, write_table
+from sim.sweep_store import (
+    Journal,
+    check_out,
+    check_same_trace,
+    known_rows,
+    prepare_to_write,
+    write_table,
+)
 
 INTERRUPTED = 130
 SOME_FAILED = 1
@@ -149,6 +156,8 @@ def _run(
         results = run_on_ray(jobs, given.ray, workers)
     with CellsBar("sweep", len(cells), len(cells) - len(jobs)) as bar, closing(results):
         for done in results:
+            if not state.figures and (workers > 1 or given.ray):
+                prepare_to_write()
             _keep(done, cells, state, journal, contents)
             bar.advance()
 
@@ -180,7 +189,7 @@ def _jobs(
             continue
         taken.add(cell.digest)
         folder = os.path.abspath(folders[cell.number]) if folders else ""
-        yield job_of(cell.number, cell.scenario, folder, sources)
+        yield job_of(cell.number, cell.scenario, folder, sources, cell.own)
 
 
 def _write(out: str, cells: Sequence[Cell], state: _State, folders: Mapping[int, str]) -> None:

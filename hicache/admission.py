@@ -79,6 +79,7 @@ class Admission:
         self._reserve = options.scheduler.output_reserve_fraction
         self._gathers_loads = options.restore.merge_loads and options.restore.start == "admission"
         self._writes_back = transfers.writes_back
+        self._asks_again = options.restore.queue_aware
         self.queue = RequestQueue()
         self._aside = 0  # requests that were at the head of the queue and wait for a prefetch
         # L1 pages that the head of the queue needs and did not get; 0: it does not wait for room.
@@ -86,8 +87,9 @@ class Admission:
         # published meanwhile could make it need less.
         self._short = 0
         # Under write back: pages that the head of the queue will be given once L1 has written them
-        # back; what it found in L1 and L2 is pinned meanwhile.
-        self._wanted: tuple[int, Node, Node] | None = None
+        # back, and how many of them it will load into; what it found in L1 and L2 is pinned
+        # meanwhile.
+        self._wanted: tuple[int, int, Node, Node] | None = None
 
     @property
     def waiting(self) -> int:
@@ -154,9 +156,9 @@ class Admission:
         meanwhile: no admission, no step.
         """
         assert self._wanted is not None
-        need, node, found = self._wanted
+        need, load, node, found = self._wanted
         self._wanted = None
-        await self._transfers.make_room(need)
+        await self._transfers.make_room(need, load)
         self._tree.unpin(node, DEVICE)
         self._tree.unpin(found, HOST)
 
@@ -210,9 +212,12 @@ class Admission:
         self._poke()
 
     def _choose(self, run: Running, match: Match) -> Choice:
-        """What the policy says; asked once for the same hits, however often admission is tried."""
+        """What the policy says; asked once for the same hits, however often admission is tried,
+        unless it counts what is in front, which changes.
+        """
         hits = (match.device, match.host, match.storage)
-        if run.choice is None or run.choice[0] != hits:
+        if run.choice is None or run.choice[0] != hits or self._asks_again:
+            match.tokens = run.kv_tokens
             run.choice = (hits, self.policy(match))
         return run.choice[1]
 
@@ -236,14 +241,17 @@ class Admission:
         if self._writes_back and need > self._device.allocator.free:
             found = match.node if match.host > held else node
             tree.pin(found, HOST)
-            self._wanted = (need, node, found)
+            self._wanted = (need, goal - held, node, found)
             return False
         self.queue.pop()
         end = node
         if goal > held:
             staged = self.staged
-            end = tree.cut_at(match.node, goal) if staged is None else staged.grow(run, node)
-        pages = tree.take(DEVICE, need)
+            end = tree.cut_at(match.node, goal) if staged is None else staged.grow(run, node, goal)
+        if goal > held and tree.loads_by_request:
+            pages = tree.take_for_load(min(goal - held, need), need)
+        else:
+            pages = tree.take(DEVICE, need)
         assert pages is not None
         run.node, run.held, run.listed = node, held, -1
         run.matched_ns = self._env._now

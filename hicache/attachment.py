@@ -86,5 +86,6 @@ class Attachment:
         staging = self._transfers.staging
         if staging is not None:
             staging.attached = attached
-        else:
-            self._transfers.on_backed_up = self._writer.write if attached else None
+            return
+        self._transfers.on_backed_up = self._writer.write if attached else None
+        self._transfers.on_counted = self._writer.write_crossed if attached else None

@@ -151,11 +151,15 @@ class CostModel:
         return self.prefill.estimate(tokens)
 
     def transfer_seconds(self, direction: Direction, size_bytes: int) -> float:
-        """Believed time of one copy. H2D without samples borrows what D2H has shown."""
+        """Believed time of one copy."""
+        return self.line(direction).estimate(size_bytes)
+
+    def line(self, direction: Direction) -> Line:
+        """What is believed of a direction. H2D without samples borrows what D2H has shown."""
         line = self.copies[direction]
         if direction == "h2d" and not line.seen:
             line = self.copies["d2h"]
-        return line.estimate(size_bytes)
+        return line
 
     def benefit_seconds(self, tokens: int, directions: tuple[Direction, ...]) -> float:
         """Believed gain of restoring `tokens` tokens beyond the L1 hit instead of computing them.

@@ -19,6 +19,7 @@ from hicache.metrics import Metrics
 from hicache.node import TIER_NAMES
 from hicache.options import EngineOptions, LoadOptions
 from hicache.ports import Lanes
+from hicache.queue_ahead import QueueAhead
 from hicache.requests import Request
 from hicache.restore_policy import make_policy
 from hicache.scheduler import Scheduler
@@ -40,9 +41,13 @@ class Engine:
         self.metrics = Metrics()
         self.tree = HiRadixTree(options)
         self.belief = CostModel(options.restore, options.bytes_per_token)
-        self.policy = make_policy(options.restore, options.page_size_tokens, self.belief)
+        ahead = QueueAhead(env, self.belief, options) if options.restore.queue_aware else None
+        self.policy = make_policy(
+            options.restore, options.page_size_tokens, self.belief,
+            options.scheduler.chunk_tokens, ahead,
+        )  # fmt: skip
         self.scheduler = Scheduler(
-            env, lanes, self.tree, self.policy, self.belief, self.metrics, options
+            env, lanes, self.tree, self.policy, self.belief, self.metrics, options, ahead
         )
         self.transfers = self.scheduler.transfers
         if options.check_every_steps:

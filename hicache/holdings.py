@@ -64,6 +64,8 @@ class Holdings:
             self._leave_output(run, kv_tokens // self._page)
         if run.held:
             assert run.node is not None
+            if self._transfers.reuse is not None:
+                self._transfers.count_use(run.node)
             self._transfers.write_through(run.node)
         self.release(run)
 
@@ -88,11 +90,14 @@ class Holdings:
         run.node, run.held = None, 0
 
     def _leave_output(self, run: Running, full_pages: int) -> None:
-        prompt_pages = run.request.prompt_pages
+        request = run.request
+        prompt_pages = request.prompt_pages
         if run.held < prompt_pages:
             self.leave_prompt(run)  # an arrival stood in the way when the prompt was computed
         more = full_pages - run.held
         assert run.node is not None
+        if self._tree.prompt_step and full_pages > prompt_pages <= run.held:
+            self._tree.raise_prompt(self._tree.holder(run.node, prompt_pages), request.priority)
         if run.answer_key and run.held >= prompt_pages:
             if more > 0 or self._tree.counts_inserts:
                 self._add_answer(run, max(full_pages, run.held), False)
@@ -101,7 +106,8 @@ class Holdings:
             if self._tree.counts_inserts and run.generated > 1:
                 self._tree.append(run.node, ())
             return
-        end = self._tree.append(run.node, answer_runs(run.request, more, self._private_key))
+        answer = answer_runs(request, more, self._private_key)
+        end = self._tree.append(run.node, answer, request.priority)
         self._private_key += more + 1
         self._adopt(run, end)
 
@@ -116,12 +122,14 @@ class Holdings:
             tokens = run.request.prompt_tokens + run.request.output_tokens
             self._private_key += tokens // self._page - prompt_pages + 2
         assert run.node is not None
+        priority = run.request.priority
         runs = answer_runs(run.request, full_pages - prompt_pages, run.answer_key)
         if not tree.counts_inserts:
-            end = tree.append(run.node, cut(tuple(runs), run.held - prompt_pages)[1])
+            runs = cut(tuple(runs), run.held - prompt_pages)[1]
+            end = tree.append(run.node, runs, priority)
         else:
-            prompt_end = tree.cut_at(run.node, prompt_pages)
-            end = tree.grow(prompt_end, runs) if uncounted else tree.append(prompt_end, runs)
+            node = tree.cut_at(run.node, prompt_pages)
+            end = tree.grow(node, runs) if uncounted else tree.append(node, runs, priority)
         self._adopt(run, end)
 
     def _adopt(self, run: Running, end: Node) -> None:

@@ -14,6 +14,7 @@ from hicache.operations import PageRuns
 from hicache.options import EngineOptions
 from hicache.prefetch_rules import limit_tokens, threshold_pages
 from hicache.requests import KeyRuns
+from hicache.reuse import ReuseCounts
 from hicache.store_contents import StoreContents
 from hicache.store_index import keys_from
 from hicache.tree import HiRadixTree, Match
@@ -37,14 +38,25 @@ class InstantStore:
         self._page_bytes = options.page_bytes
         self._least = threshold_pages(options)
         self._allows = limit_tokens(options) > 0
+        self.reuse: ReuseCounts | None = None  # what may be written, where not all may
         if contents is None:
             contents = StoreContents(options.storage_pages)
         self.contents = contents
 
     def write(self, node: Node, first: int) -> None:
         """Pages `first` .. `node.end` of the path ending at `node` have come to L2."""
+        if self.reuse is not None:
+            node = self.reuse.admitted(node)
+            if node.depth + node.length <= first:
+                return
         new = self.contents.write(keys_from(node, first))
         self._metrics.directions["h2s"].add_instant(new, new * self._page_bytes, 1)
+
+    def write_crossed(self, node: Node) -> None:
+        """As `hicache.store_index.StoreWriter.write_crossed`."""
+        if self.reuse is not None:
+            end, first = self.reuse.crossed(node)
+            self.write(end, first)
 
     def fetch(self, match: Match, runs: KeyRuns) -> int:
         """Bring into L2 what the store has of `runs` behind `match`; how many pages came."""

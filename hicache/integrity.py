@@ -66,6 +66,10 @@ def _check_place(tree: HiRadixTree, node: Node) -> None:
     assert parent.children.get(node.start) is node, f"{node} is not its parent's child"
     assert node.length > 0, f"{node} is empty"
     assert node.depth == parent.depth + parent.length, f"{node} does not follow its parent"
+    if node.joined:
+        assert tree.joins, f"{node} is joined to its parent, and inserts are not one"
+        assert parent.parent is not None, f"{node} is joined to the root"
+        assert len(parent.children) == 1, f"{node} is joined to its parent, which has more children"
     if not tree.step:  # walked: a parent is always slightly older
         assert parent.last_access >= node.last_access or parent.parent is None, (
             f"{node} is newer than its parent"

@@ -96,6 +96,8 @@ class Loads:
                 ready(load)
             elif self.gathered is not None:
                 self.gathered.append(load)
+                if self._copier.ahead is not None:
+                    self._copier.ahead.gathered_pages += pages
             await load.done
             return
         copy = self._copier.begin("h2d", pages, source, target)
@@ -108,6 +110,8 @@ class Loads:
         """Begin `loads`, as one copy or, unless `restore.merge_loads` is set, as one after the
         other. Returns the number of the last copy.
         """
+        if self._copier.ahead is not None:
+            self._copier.ahead.gathered_pages = 0
         groups = [loads] if self._merges else [[load] for load in loads]
         number = -1
         for group in groups:

@@ -37,8 +37,8 @@ class Node:
     """
 
     __slots__ = (
-        "arrival", "children", "created", "depth", "hit_count", "kids", "last_access", "length",
-        "offered", "pages", "parent", "pins", "priority", "resident", "start",
+        "arrival", "children", "created", "depth", "hit_count", "joined", "kids", "last_access",
+        "length", "offered", "pages", "parent", "pins", "priority", "resident", "start",
     )  # fmt: skip
 
     def __init__(self, start: int, length: int, parent: Node | None, depth: int, tick: int) -> None:
@@ -61,6 +61,16 @@ class Node:
         self.arrival: list[Arrival | None] = [None, None, None]
         self.pages: list[PageRuns] = [(), (), ()]  # physical pages of the resident run, where named
         self.offered = 0  # bit t: the node stands in tier t's queue of eviction candidates
+        # One insert added it with its parent, whose only child it is: they go and are written
+        # together (`cache.node_boundaries = "insert"`).
+        self.joined = False
+
+    def joined_below(self) -> Node | None:
+        """The child that is one with this node, if there is one."""
+        if len(self.children) != 1:
+            return None
+        (child,) = self.children.values()
+        return child if child.joined else None
 
     @property
     def end(self) -> int:

@@ -58,12 +58,15 @@ class Copy(ByValue):
     `extents`: runs that are consecutive at the source and the target at once; 1 where pages are
     only counted. `keys`: runs of page keys, where L3 is a store that is asked by them; its own
     pages then have no numbers. A read brings the leading pages that are there, a write moves those
-    that are not there yet: the completion says how many.
+    that are not there yet: the completion says how many. `rank`: whose part of the pages it is, in
+    copies by keys; all others stand for those of every rank.
     """
 
-    __slots__ = ("direction", "extents", "keys", "pages", "size_bytes", "source", "target")
+    __slots__ = ("direction", "extents", "keys", "pages", "rank", "size_bytes", "source", "target")
 
-    __match_args__ = ("direction", "pages", "size_bytes", "extents", "source", "target", "keys")
+    __match_args__ = (
+        "direction", "pages", "size_bytes", "extents", "source", "target", "keys", "rank",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Copy(ByValue):
         source: PageRuns = (),
         target: PageRuns = (),
         keys: PageRuns = (),
+        rank: int = 0,
     ) -> None:
         self.direction: Direction = direction
         self.pages = pages
@@ -82,30 +86,32 @@ class Copy(ByValue):
         self.source = source
         self.target = target
         self.keys = keys
+        self.rank = rank
 
     def fields(self) -> tuple[Any, ...]:
         return (
             self.direction, self.pages, self.size_bytes, self.extents, self.source, self.target,
-            self.keys,
+            self.keys, self.rank,
         )  # fmt: skip
 
 
 @final
 class Lookup(ByValue):
-    """Ask the store how many of `pages` pages it has, from the first on: `keys` are runs of their
-    keys. The completion's `answer` says it.
+    """Ask the store how many of `pages` pages it has of what `rank` holds of them, from the first
+    on: `keys` are runs of their keys. The completion's `answer` says it.
     """
 
-    __slots__ = ("keys", "pages")
+    __slots__ = ("keys", "pages", "rank")
 
-    __match_args__ = ("pages", "keys")
+    __match_args__ = ("pages", "keys", "rank")
 
-    def __init__(self, pages: int, keys: PageRuns) -> None:
+    def __init__(self, pages: int, keys: PageRuns, rank: int = 0) -> None:
         self.pages = pages
         self.keys = keys
+        self.rank = rank
 
     def fields(self) -> tuple[Any, ...]:
-        return self.pages, self.keys
+        return self.pages, self.keys, self.rank
 
 
 @final

@@ -48,6 +48,8 @@ class CacheOptions:
     # much as was asked for, whatever is free.
     l1_eviction_amount: Literal["shortfall", "request"] = "shortfall"
     l2_eviction_amount: Literal["shortfall", "request"] = "shortfall"
+    # The same of L1, where a load from L2 asks for it ("request": as much as is loaded).
+    load_eviction_amount: Literal["shortfall", "request"] = "shortfall"
     # "any": whatever no child in L2 needs. "not_in_l1": only what L1 does not hold; who asks for
     # more gets nothing, and what could go is gone. "duplicates_first": copies of what L1 holds,
     # oldest first (`hicache.duplicates`), then as "not_in_l1".
@@ -56,6 +58,10 @@ class CacheOptions:
     # "walked", as in SGLang: each node at a time of its own, parents first; one that matched in
     # part is used as a whole before it is cut, and its upper half is a node made now.
     touch: Literal["matched", "walked"] = "matched"
+    # What goes, is written and is counted as one. "run": consecutive page keys. "insert", as in
+    # SGLang: all that one insert has added, however many runs that is, until a path ends or
+    # branches off inside it.
+    node_boundaries: Literal["run", "insert"] = "run"
     # Eviction ahead of need, before each step: from the high mark on, in parts of the tier in use,
     # down to the low one. 0: never.
     l1_high_watermark: float = 0.0
@@ -64,6 +70,9 @@ class CacheOptions:
     l2_low_watermark: float = 0.0
     # For "gdsf": a page behind so many tokens takes twice as long to compute as the first one.
     gdsf_doubling_tokens: int = 32768
+    # For "priority": by how much a request that has ended with an answer raises its prompt above
+    # itself and its answer. SGLang from 0.5.20 on: 1.
+    prompt_priority_step: int = 0
     # What a hit is that "lfu", "slru" and the write policies count. "request": each node that a
     # request leaves or finds, once. "insert", as SGLang up to 0.5.20: once when its prompt is
     # computed and once more when it has ended, but not where pages come back that had left L1.
@@ -99,6 +108,7 @@ class CacheOptions:
                 getattr(self, f"{tier}_low_watermark"),
             )
         _positive("cache.gdsf_doubling_tokens", self.gdsf_doubling_tokens)
+        _not_negative("cache.prompt_priority_step", self.prompt_priority_step)
         _not_negative("cache.write_after_hits", self.write_after_hits)
         _positive("cache.writes_in_flight", self.writes_in_flight)
         _not_negative("cache.merge_writes_tokens", self.merge_writes_tokens)
@@ -114,9 +124,9 @@ class CacheOptions:
 class RestoreOptions:
     """When a hit below L1 is brought back, and what is believed before anything was measured."""
 
-    # "cost": when the cost model expects a gain. "threshold": from `threshold_tokens` on. "always",
-    # "never".
-    policy: Literal["cost", "always", "never", "threshold"] = "cost"
+    # "cost": when the cost model expects a gain. "meet": as much of it as is loaded while the rest
+    # is computed. "threshold": from `threshold_tokens` on. "always", "never".
+    policy: Literal["cost", "meet", "always", "never", "threshold"] = "cost"
     threshold_tokens: int = 256
     # True: restores of queued requests run under decode. False: the engine waits for each restore.
     overlap: bool = True
@@ -130,7 +140,10 @@ class RestoreOptions:
     # True: the loads that begin together (with one prefill step, or one round of admission) are one
     # copy.
     merge_loads: bool = False
-    # Every N-th refusal of the cost policy is restored all the same, so that a slow first sample
+    # True: "cost" and "meet" count what is in front of a request: copies under way, and prompts
+    # that wait to be computed. False: they compare as if it were alone.
+    queue_aware: bool = False
+    # Every N-th refusal of "cost" and "meet" is restored all the same, so that a slow first sample
     # cannot stop sampling for ever. 0: never.
     probe_every: int = 0
     prior_recompute_us_per_token: float = 50.0
@@ -273,6 +286,10 @@ class EngineOptions:
     # Its number among the engines that share a store: pages that no prompt names must not have the
     # same keys in two of them.
     instance: int = 0
+    # Tensor-parallel ranks, each with its part of every page: sizes and bytes are those of one. And
+    # how many of them write L3: one, where all hold the same (MLA).
+    ranks: int = 1
+    writing_ranks: int = 1
 
     def __post_init__(self) -> None:
         _positive("page_size_tokens", self.page_size_tokens)
@@ -282,6 +299,8 @@ class EngineOptions:
         _not_negative("storage_pages", self.storage_pages)
         _not_negative("check_every_steps", self.check_every_steps)
         _not_negative("instance", self.instance)
+        _positive("ranks", self.ranks)
+        assert self.writing_ranks in (1, self.ranks), "one rank writes L3, or every one does"
         if self.storage_pages and not self.host_pages:
             raise InputError(
                 f"storage_pages is {self.storage_pages} but host_pages is 0: "

@@ -10,7 +10,9 @@
 
 L2 pages that are read into are nobody's but the prefetch's until they are published: no part of the
 tree, and never given out before the copy into them has ended. Tokens that L3 said it holds are
-counted, in the end, once: fulfilled, or unfulfilled for one reason.
+counted, in the end, once: fulfilled, or unfulfilled for one reason. Each rank reads its own part of
+the pages with workers of its own; what all of them have is what has come (`hicache.ranks`), and
+where one can read no further, all end.
 
 This module decides what is read and what is kept. It refuses to decide who is admitted: the
 scheduler asks `settle` when it is a request's turn.
@@ -32,7 +34,7 @@ from hicache.errors import TransferError
 from hicache.kernel import Signal, Sleep, Task
 from hicache.metrics import Metrics
 from hicache.node import HOST
-from hicache.operations import Copy, Lookup, PageRuns
+from hicache.operations import Copy, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.prefetch_rules import (
@@ -46,6 +48,7 @@ from hicache.prefetch_rules import (
     limit_tokens,
     threshold_pages,
 )
+from hicache.ranks import Questions, agreed
 from hicache.requests import KeyRuns
 from hicache.running import Running
 from hicache.store_index import count_copy
@@ -83,8 +86,11 @@ class Prefetcher:
         self._holding: dict[int, Prefetch] = {}  # those with L2 pages of their own, by number
         self._questions: deque[Prefetch] = deque()
         self._asks = False
-        self._reads: deque[Prefetch] = deque()
-        self._readers = 0
+        self._store = Questions(env, lanes, options, metrics)
+        self._ranks = options.ranks
+        # What waits to be read, and who reads, by rank.
+        self._reads: list[deque[Prefetch]] = [deque() for _ in range(self._ranks)]
+        self._readers = [0] * self._ranks
         # What may be asked again, by the order of the request: keys of its prompt, times left.
         self._refused: dict[int, tuple[Running, KeyRuns, int]] = {}
         self._asked_runs: dict[int, tuple[KeyRuns, int]] = {}
@@ -198,29 +204,10 @@ class Prefetcher:
         while questions:
             prefetch = questions.popleft()
             if prefetch.phase == ASKED:
-                hit = await self._leading(prefetch)
+                hit = await self._store.hit(prefetch)
                 if prefetch.phase == ASKED:
                     self._answered(prefetch, hit)
         self._asks = False
-
-    async def _leading(self, prefetch: Prefetch) -> int:
-        """How many leading pages the store has: batch by batch, up to the first that it has not all
-        of.
-        """
-        keys, left, hit = prefetch.keys, prefetch.asked, 0
-        while left and prefetch.phase == ASKED:
-            count = min(self._options.query_batch_pages, left)
-            part, keys = cut(keys, count)
-            try:
-                done = await self._lanes.submit(Lookup(count, part))
-            except TransferError:
-                self._metrics.lookups_failed += 1
-                break
-            hit += done.answer
-            left -= count
-            if done.answer < count:
-                break
-        return hit
 
     def _answered(self, prefetch: Prefetch, hit: int) -> None:
         metrics, tokens = self._metrics, hit * self._page
@@ -240,32 +227,35 @@ class Prefetcher:
         self._count_lost(hit - prefetch.taken, "host_capacity")
         prefetch.hit = prefetch.taken
         prefetch.phase = READING
-        self._reads.append(prefetch)
-        if self._readers < self._options.workers:
-            self._readers += 1
-            Task(self._read())
+        prefetch.came = [0] * self._ranks
+        prefetch.reading = self._ranks
+        for rank, reads in enumerate(self._reads):
+            reads.append(prefetch)
+            if self._readers[rank] < self._options.workers:
+                self._readers[rank] += 1
+                Task(self._read(rank))
 
     # ------------------------------------------------------------------ reading
 
-    async def _read(self) -> None:
+    async def _read(self, rank: int) -> None:
         """One worker: one prefetch after the other, in the order of the answers."""
-        reads = self._reads
+        reads = self._reads[rank]
         while reads:
             prefetch = reads.popleft()
             if prefetch.phase == READING:
-                await self._read_one(prefetch)
-        self._readers -= 1
+                await self._read_one(prefetch, rank)
+        self._readers[rank] -= 1
 
-    async def _read_one(self, prefetch: Prefetch) -> None:
+    async def _read_one(self, prefetch: Prefetch, rank: int) -> None:
         stats, most = self._metrics.directions["s2h"], self._options.read_batch_pages
-        keys = prefetch.keys
-        while prefetch.phase == READING and prefetch.completed < prefetch.hit:
-            count = min(most, prefetch.hit - prefetch.completed)
+        keys, mine = prefetch.keys, 0
+        while prefetch.phase == READING and mine < prefetch.hit:
+            count = min(most, prefetch.hit - mine)
             part, keys = cut(keys, count)
-            target = cut(cut(prefetch.pages, prefetch.completed)[1], count)[0]
+            target = cut(cut(prefetch.pages, mine)[1], count)[0]
             runs = extents(target, target) if target else 1
-            copy = Copy("s2h", count, count * self._page_bytes, runs, (), target, part)
-            prefetch.under_way = count
+            copy = Copy("s2h", count, count * self._page_bytes, runs, (), target, part, rank)
+            prefetch.under_way += 1
             came = 0
             try:
                 done = await self._lanes.submit(copy)
@@ -273,18 +263,25 @@ class Prefetcher:
                 stats.failed += 1
             else:
                 came = done.answer
-                count_copy(stats, done, copy)
-            prefetch.under_way = 0
+                if not rank:  # what is counted is one rank's
+                    count_copy(stats, done, copy)
+            prefetch.under_way -= 1
             if prefetch.phase != READING:
                 break
-            prefetch.completed += came
+            mine += came
+            prefetch.came[rank] = mine
+            prefetch.completed = agreed(prefetch.came)
             if came < count:
                 prefetch.reason = "storage_transfer"
                 break
         phase: int = prefetch.phase
-        if phase == OVER:  # it was stopped meanwhile: this copy was all it waited for
-            self._give(prefetch, 0)
+        if phase == OVER:  # it was stopped meanwhile: the last copy is all it waits for
+            if not prefetch.under_way:
+                self._give(prefetch, 0)
         elif phase == READING:
+            prefetch.reading -= 1
+            if prefetch.reading and not prefetch.reason:
+                return  # the other ranks read on
             prefetch.phase = READ
             if self._options.publish == "done":
                 self._publish(prefetch)

@@ -24,13 +24,14 @@ KI: Final = 1024
 class Prefetch:
     """One prefetch: `asked` pages with `keys`, behind `first` pages that L2 holds up to `anchor`.
 
-    Of the `hit` pages that the store has, `taken` are read, into `pages`; the first `completed` of
-    them have come, and `under_way` behind those are being copied. `reason`: why the rest will not.
+    Of the `hit` pages that the store has, `taken` are read, into `pages`: each rank its part, and
+    `came` says how many have come to which. The first `completed` are there on all ranks; `reading`
+    ranks read on, and `under_way` copies have not ended. `reason`: why the rest will not come.
     """
 
     __slots__ = (
-        "anchor", "asked", "began_ns", "completed", "first", "hit", "keys", "number", "pages",
-        "phase", "reason", "run", "taken", "under_way",
+        "anchor", "asked", "began_ns", "came", "completed", "first", "hit", "keys", "number",
+        "pages", "phase", "reading", "reason", "run", "taken", "under_way",
     )  # fmt: skip
 
     def __init__(
@@ -46,7 +47,9 @@ class Prefetch:
         self.hit = 0
         self.pages: PageRuns = ()
         self.taken = 0
+        self.came: list[int] = []
         self.completed = 0
+        self.reading = 0
         self.under_way = 0
         self.phase = ASKED
         self.reason = ""

@@ -385,7 +385,9 @@ def _encode(operation: Operation) -> list[object]:
     if type(operation) is Prefill:
         rest = fields[1:] if operation.load >= 0 else fields[1:-1]
         fields = ([chunk.fields() for chunk in operation.chunks], *rest)
-    elif type(operation) is Copy and not operation.keys:
+    elif type(operation) is Copy and not operation.rank:
+        fields = fields[:-1] if operation.keys else fields[:-2]
+    elif type(operation) is Lookup and not operation.rank:
         fields = fields[:-1]
     return [type(operation).__name__, *fields]
 
@@ -393,20 +395,20 @@ def _encode(operation: Operation) -> list[object]:
 def _decode(items: list[Any]) -> Operation:
     kind, *fields = items
     if kind == "Copy":
-        direction, pages, size_bytes, extents, source, target, *keys = fields
+        direction, pages, size_bytes, extents, source, target, *rest = fields
         if direction not in DIRECTIONS:
             raise ValueError(f"unknown direction {direction!r}")
-        _whole([pages, size_bytes, extents])
-        if len(keys) > 1:
+        _whole([pages, size_bytes, extents, *rest[1:]])
+        if len(rest) > 2:
             raise ValueError(f"{len(fields)} fields of a copy")
         return Copy(
             direction, pages, size_bytes, extents, _runs(source), _runs(target),
-            _runs(keys[0]) if keys else (),
+            _runs(rest[0]) if rest else (), *rest[1:],
         )  # fmt: skip
     if kind == "Lookup":
-        asked, keys = fields
-        (pages,) = _whole([asked])
-        return Lookup(pages, _runs(keys))
+        asked, keys, *rank = fields
+        pages, *rank = _whole([asked, *rank])
+        return Lookup(pages, _runs(keys), *rank)
     if kind == "Prefill":
         chunks, *counts = fields
         parts = tuple(Chunk(*_whole(chunk)) for chunk in chunks)

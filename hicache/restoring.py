@@ -28,6 +28,7 @@ from hicache.metrics import Metrics
 from hicache.node import DEVICE, Node
 from hicache.options import EngineOptions
 from hicache.prefilling import PrefillSteps
+from hicache.queue_ahead import QueueAhead
 from hicache.running import Running
 from hicache.staged_reads import StagedReads
 from hicache.transfers import Transfers
@@ -49,6 +50,7 @@ class Restores:
         options: EngineOptions,
         metrics: Metrics,
         poke: Callable[[], None],
+        ahead: QueueAhead | None = None,
     ) -> None:
         self._env: Any = env  # its times are ints
         self._tree = tree
@@ -58,6 +60,7 @@ class Restores:
         self._prefill = prefill
         self._metrics = metrics
         self._poke = poke
+        self._ahead = ahead
         self._page = options.page_size_tokens
         self._layerwise = options.restore.layerwise
         self._loads_late = options.restore.start == "prefill"
@@ -68,6 +71,9 @@ class Restores:
         """Bring the pages of `run`, which was admitted with the hits of `match`, up to `end`."""
         run.phase = "restoring"
         self.under_way += 1
+        if self._ahead is not None:
+            tail = run.kv_tokens - end.end * self._page
+            self._ahead.tails[run.order] = tail if tail > 0 else 1
         Task(self._restore(run, end, match))
 
     async def _restore(self, run: Running, end: Node, match: Match) -> None:
@@ -100,8 +106,9 @@ class Restores:
             metrics.restored_pages += goal - held
             if run.retractions == 0:
                 from_host = max(0, min(match.host, goal) - held)
-                if run.prefetched_pages:  # of them, what a store held
-                    from_host -= min(from_host, run.prefetched_pages)
+                if run.prefetched_pages:  # what a store held: the last pages of L2's hit
+                    first = max(held, match.host - run.prefetched_pages)
+                    from_host = min(from_host, max(0, first - held))
                 run.cached_pages = (held, from_host, goal - held - from_host)
         took_ns = env._now - began_ns
         run.restored_ns += took_ns
@@ -125,6 +132,8 @@ class Restores:
 
     def _go_on(self, run: Running) -> None:
         """The restore of `run` is over, well or not."""
+        if self._ahead is not None:
+            self._ahead.tails.pop(run.order, None)
         load, run.load = run.load, -1
         if run.phase == "restoring":
             if run.aborting:
@@ -142,6 +151,8 @@ class Restores:
         if run.aborting:
             return  # it is let go when the copy has ended
         run.load = load
+        if self._ahead is not None:
+            self._ahead.tails.pop(run.order, None)
         self._prefill.set_past(run, goal)
         self._prefill.add(run)
         self._poke()
@@ -154,6 +165,8 @@ class Restores:
         if run.aborting:
             load.give_up()
             return
+        if self._ahead is not None:
+            self._ahead.tails.pop(run.order, None)
         self._prefill.set_past(run, goal)
         self._prefill.add(run)
         self._poke()

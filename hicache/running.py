@@ -51,7 +51,7 @@ class Running:
         # Pinned in L1; the tree holds `held` pages of the prompt up to it.
         self.node: Node | None = None
         self.held = 0
-        self.held_pages: PageRuns = ()  # those pages, as far as `listed` says; see page_lists
+        self.held_pages: PageRuns = ()  # those pages, as far as `listed` says
         self.listed = -1
         # The copy under way that brings pages of its past while it is prefilled already; -1: none.
         self.load = -1

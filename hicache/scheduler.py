@@ -42,6 +42,7 @@ from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.prefetch import Prefetcher
 from hicache.prefilling import PrefillSteps
+from hicache.queue_ahead import QueueAhead
 from hicache.requests import Request
 from hicache.restore_policy import Policy
 from hicache.restoring import Restores
@@ -52,6 +53,10 @@ from hicache.store_belief import StoreBelief
 from hicache.store_index import StoreWriter
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
+
+# Of a request: tokens in its KV cache, and the L1 pages that hold it, or are about to: those of the
+# tree, then its own, each in order.
+Asked = tuple[Request, int, PageRuns, PageRuns]
 
 
 @final
@@ -69,6 +74,7 @@ class Scheduler:
         belief: CostModel,
         metrics: Metrics,
         options: EngineOptions,
+        ahead: QueueAhead | None = None,
     ) -> None:
         self._env: Any = env  # its times are ints
         self._tree = tree
@@ -76,7 +82,7 @@ class Scheduler:
         self._metrics = metrics
         self._page = options.page_size_tokens
         self._blocks = not options.restore.overlap
-        self.transfers = Transfers(env, lanes, tree, options, metrics, belief, self.changed)
+        self.transfers = Transfers(env, lanes, tree, options, metrics, belief, self.changed, ahead)
         self._writes_back = self.transfers.writes_back
         holdings = Holdings(tree, self.transfers, options, metrics)
         self.endings = Endings(env, holdings, options, metrics, self._ended)
@@ -91,8 +97,10 @@ class Scheduler:
         )  # fmt: skip
         self._restores = Restores(
             env, tree, self.transfers, self.endings, self.decode, self._prefill, options, metrics,
-            self.poke,
+            self.poke, ahead,
         )  # fmt: skip
+        if ahead is not None:
+            ahead.waiting = self._prefill.waiting
         self.admission = Admission(
             env, tree, self.transfers, self.endings, self.decode, self._prefill, self._restores,
             policy, options, metrics, self.poke,
@@ -101,14 +109,17 @@ class Scheduler:
         self.prefetcher: Prefetcher | None = None
         self.store_writer: StoreWriter | None = None
         if options.has_store:
-            self.store_writer = StoreWriter(lanes, tree, options, metrics, self.changed)
+            writer = StoreWriter(lanes, tree, options, metrics, self.changed)
+            writer.reuse = self.transfers.reuse
+            self.store_writer = writer
             if options.buffers:
-                self.prefetcher = self._with_buffer(env, lanes, self.store_writer, options)
+                self.prefetcher = self._with_buffer(env, lanes, writer, options)
             else:
                 self.prefetcher = Prefetcher(
                     env, lanes, tree, options, metrics, self.admission.fetched, self.changed
                 )
-                self.transfers.on_backed_up = self.store_writer.write
+                self.transfers.on_backed_up = writer.write
+                self.transfers.on_counted = writer.write_crossed
             self.admission.prefetcher = self.endings.prefetcher = self.prefetcher
         self._attachment: Attachment | None = None
         if options.storage.switches and self.prefetcher is not None and self.store_writer:
@@ -280,23 +291,19 @@ class Scheduler:
 
     # ------------------------------------------------------------------ for real machines
 
-    def request(self, number: int) -> Request:
-        """A request that is queued or runs."""
-        return self.endings.live[number].request
+    def asked(self, number: int, past_tokens: int) -> Asked:
+        """What a device needs to know of a request that runs, as it is now."""
+        return self._asked(self.endings.live[number], past_tokens)
 
-    def decoding(self) -> list[tuple[int, int]]:
-        """(request number, tokens in its KV cache) of the decode batch, in its order."""
+    def decoding(self) -> list[Asked]:
+        """The same of the decode batch, in its order."""
         batch = self.decode.batch
-        return [(run.request.number, batch.kv_tokens(run)) for run in batch]
+        return [self._asked(run, batch.kv_tokens(run)) for run in batch]
 
-    def page_lists(self, number: int) -> tuple[PageRuns, PageRuns]:
-        """The L1 pages that hold, or are about to hold, the KV cache of a request that runs: those
-        of the tree, then its own, each in order.
-        """
-        run = self.endings.live[number]
-        node, held = run.node, run.held
+    def _asked(self, run: Running, past_tokens: int) -> Asked:
+        held, node = run.held, run.node
         if node is None:
-            return (), ()
+            return run.request, past_tokens, (), ()
         if run.listed != held:  # what is pinned keeps its pages
             run.listed, run.held_pages = held, self._tree.pages_from(node, DEVICE, 0)
-        return run.held_pages, run.private_pages
+        return run.request, past_tokens, run.held_pages, run.private_pages

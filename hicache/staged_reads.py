@@ -83,12 +83,12 @@ class StagedReads(Prefetcher):
             if prefetch.first <= match.device < goal:
                 match.host = goal
 
-    def grow(self, run: Running, node: Node) -> Node:
-        """The tree's node up to which the staged pages of `run` go, behind `node`, which L1
+    def grow(self, run: Running, node: Node, goal: int) -> Node:
+        """The tree's node for the staged pages of `run` up to page `goal`, behind `node`, which L1
         holds.
         """
         prefetch = self._of[run.order]
-        keys = cut(prefetch.keys, prefetch.completed)[0]
+        keys = cut(prefetch.keys, goal - prefetch.first)[0]
         return self._tree.grow(node, cut(keys, node.depth + node.length - prefetch.first)[1])
 
     def decline(self, run: Running, held: int) -> None:
@@ -111,12 +111,13 @@ class StagedReads(Prefetcher):
         ready: Ready | None,
     ) -> None:
         """Bring what is staged of pages `held` .. `node.end` into the L1 pages given; for the rest
-        as `Transfers.restore`.
+        as `Transfers.restore`. What is staged behind them is given back.
         """
         tree, prefetch = self._tree, self._of[run.order]
+        wanted = node.end - prefetch.first
         run.prefetched_pages = prefetch.completed
         self._belief.seen(cut(prefetch.keys, prefetch.completed)[0])
-        source = cut(cut(prefetch.pages, prefetch.completed)[0], held - prefetch.first)[1]
+        source = cut(cut(prefetch.pages, wanted)[0], held - prefetch.first)[1]
         try:
             with Arrival(tree, node, DEVICE, DEVICE, held) as arrival:
                 arrival.pages = pages
@@ -125,8 +126,8 @@ class StagedReads(Prefetcher):
         except TransferError:
             self._give_back(prefetch, 0, "dropped")
             raise
-        self._metrics.promoted_pages += prefetch.completed
-        self._give_back(prefetch, prefetch.completed, "")
+        self._metrics.promoted_pages += wanted
+        self._give_back(prefetch, wanted, "dropped")
 
     # ------------------------------------------------------------------ inside
 

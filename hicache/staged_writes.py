@@ -86,6 +86,9 @@ class StagedWrites:
         """Queue what is due of what L3 lacks of the L1-resident path ending at `node`."""
         if not self.attached:
             return
+        reuse = self._transfers.reuse
+        if reuse is not None:
+            node = reuse.admitted(node)
         if self._rules.by_node:
             for end in self._rules.due(node):
                 if not self._write_node(end):
@@ -100,6 +103,9 @@ class StagedWrites:
         """
         if not self.attached:
             return
+        reuse = self._transfers.reuse
+        if reuse is not None:
+            node = reuse.admitted(node)
         self._put_lacking(node, 0, keys_from(node, 0))
 
     def flush(self) -> None:

@@ -5,16 +5,17 @@
             used leave when it is full
 
 `StoreWriter` is the writing half of the engine's side (`hicache.prefetch` is the reading one): one
-worker, in order, in batches. A key that repeats means the same tokens after the same prefix, so
-that nothing is ever overwritten. This module refuses to know when something is written, and what it
-costs; what a simulated store knows is in `hicache.store_contents`.
+worker of each rank that writes, in order, in batches. A key that repeats means the same tokens
+after the same prefix, so that nothing is ever overwritten. This module refuses to know when
+something is written, and what it costs; what a simulated store knows is in
+`hicache.store_contents`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from hicache.allocator import cut, extents
 from hicache.errors import TransferError
@@ -25,6 +26,9 @@ from hicache.operations import Completion, Copy, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.tree import HiRadixTree
+
+if TYPE_CHECKING:
+    from hicache.reuse import ReuseCounts
 
 
 def keys_from(node: Node, first: int) -> PageRuns:
@@ -52,11 +56,12 @@ def count_copy(stats: DirectionStats, done: Completion, copy: Copy) -> None:
 
 
 class _Job:
-    """Pages that wait to be written: pinned in L2, at `node`, until that is over; or in a buffer,
-    whose owner is told by `over` how many of them the store has.
+    """Pages that wait to be written until `left` ranks have written their parts: pinned in L2, at
+    `node`; or in a buffer, whose owner is told by `over` how many of them the store has. `written`:
+    how many it has of all ranks that are through.
     """
 
-    __slots__ = ("count", "keys", "node", "over", "pages")
+    __slots__ = ("count", "keys", "left", "node", "over", "pages", "written")
 
     def __init__(
         self,
@@ -64,13 +69,16 @@ class _Job:
         count: int,
         keys: PageRuns,
         pages: PageRuns,
+        left: int,
         over: Callable[[int], None] | None = None,
     ) -> None:
         self.node = node
         self.count = count
         self.keys = keys
         self.pages = pages
+        self.left = left
         self.over = over
+        self.written = count
 
 
 @final
@@ -93,15 +101,22 @@ class StoreWriter:
         self._batch_pages = options.prefetch.read_batch_pages
         fraction = options.cache.write_backlog_fraction
         self._backlog_limit = int(options.host_pages * fraction) if fraction < 1 else -1
-        self._jobs: deque[_Job] = deque()
-        self._works = False
+        self._ranks = options.writing_ranks
+        self._jobs: list[deque[_Job]] = [deque() for _ in range(self._ranks)]
+        self._works = [False] * self._ranks
+        self.pending = 0  # jobs that wait or are being written
+        self.reuse: ReuseCounts | None = None  # what may be written, where not all may
         self.backlog_pages = 0  # waiting for, or under way to, the store
 
     def write(self, node: Node, first: int) -> None:
         """Pages `first` .. `node.end` of the path ending at `node` have come to L2: write them when
         it is their turn. Never waits.
         """
+        if self.reuse is not None:
+            node = self.reuse.admitted(node)
         count = node.depth + node.length - first
+        if count <= 0:
+            return
         if self._tree.covered(node, HOST) != (node.depth + node.length, None):
             return  # it has left L2 again
         backlog = self.backlog_pages
@@ -111,7 +126,7 @@ class StoreWriter:
         tree = self._tree
         tree.pin(node, HOST)
         pages = tree.pages_from(node, HOST, first) if tree.named else ()
-        self._put(_Job(node, count, keys_from(node, first), pages))
+        self._put(_Job(node, count, keys_from(node, first), pages, self._ranks))
 
     def write_staged(
         self, count: int, keys: PageRuns, pages: PageRuns, over: Callable[[int], None]
@@ -119,39 +134,53 @@ class StoreWriter:
         """Write `count` pages of a buffer when it is their turn; `over` is called when that has
         ended, with how many of them the store has.
         """
-        self._put(_Job(None, count, keys, pages, over))
+        self._put(_Job(None, count, keys, pages, self._ranks, over))
 
     def _put(self, job: _Job) -> None:
-        self._jobs.append(job)
+        self.pending += 1
         self.backlog_pages += job.count
-        if not self._works:
-            self._works = True
-            Task(self._work())
+        for rank, jobs in enumerate(self._jobs):
+            jobs.append(job)
+            if not self._works[rank]:
+                self._works[rank] = True
+                Task(self._work(rank))
 
-    @property
-    def pending(self) -> int:
-        """Jobs that wait or are being written."""
-        return len(self._jobs)
+    def write_crossed(self, node: Node) -> None:
+        """A request that had the path ending at `node` was counted: write what L2 holds of it that
+        has been admitted with that. Never waits.
+        """
+        if self.reuse is not None:
+            end, first = self.reuse.crossed(node)
+            self.write(end, first)
 
-    async def _work(self) -> None:
-        jobs = self._jobs
+    async def _work(self, rank: int) -> None:
+        jobs = self._jobs[rank]
         while jobs:
             job = jobs[0]
-            written = await self._written(job)
-            if written < job.count:
-                self._metrics.dropped_pages["transfer_failed"] += job.count - written
-            self.backlog_pages -= job.count
+            written = await self._written(job, rank)
             jobs.popleft()
-            if job.node is not None:
-                self._tree.unpin(job.node, HOST)
-            elif job.over is not None:
-                job.over(written)
-            self._on_change()
-        self._works = False
+            if written < job.written:
+                job.written = written
+            job.left -= 1
+            if not job.left:
+                self._over(job)
+        self._works[rank] = False
 
-    async def _written(self, job: _Job) -> int:
-        """Write a job batch by batch; how many pages the store has of it. One that fails is the
-        last.
+    def _over(self, job: _Job) -> None:
+        """Every rank is through with it; what one of them could not write is of no use."""
+        if job.written < job.count:
+            self._metrics.dropped_pages["transfer_failed"] += job.count - job.written
+        self.backlog_pages -= job.count
+        self.pending -= 1
+        if job.node is not None:
+            self._tree.unpin(job.node, HOST)
+        elif job.over is not None:
+            job.over(job.written)
+        self._on_change()
+
+    async def _written(self, job: _Job, rank: int) -> int:
+        """Write a rank's part of a job batch by batch; how many pages the store has of it. A batch
+        that fails is the last.
         """
         stats = self._metrics.directions["h2s"]
         keys, pages, written = job.keys, job.pages, 0
@@ -160,12 +189,13 @@ class StoreWriter:
             part, keys = cut(keys, count)
             source, pages = cut(pages, count)
             runs = extents(source, source) if source else 1
-            copy = Copy("h2s", count, count * self._page_bytes, runs, source, (), part)
+            copy = Copy("h2s", count, count * self._page_bytes, runs, source, (), part, rank)
             try:
                 done = await self._lanes.submit(copy)
             except TransferError:
                 stats.failed += 1
                 break
-            count_copy(stats, done, copy)
+            if not rank:  # what is counted is one rank's
+                count_copy(stats, done, copy)
             written += count
         return written

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hicache.errors import InputError
-from hicache.option_checks import not_negative
+from hicache.option_checks import not_negative, positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class StorageOptions:
     # as the other tiers do. "store": a store is asked by page key; it evicts by itself, and may be
     # shared.
     index: Literal["tree", "store"] = "tree"
+    # A page is written to L3 once so many requests have had it (`hicache.reuse`). 1: all are.
+    admit_after_hits: int = 1
     # Of a store: seconds of the run from which on it is attached (0: it is from the start), and
     # from which on it is detached (0: never), at the first moment at which the engine is idle. An
     # attach behind a detach brings it back.
@@ -26,6 +28,7 @@ class StorageOptions:
     detach_s: float = 0.0
 
     def __post_init__(self) -> None:
+        positive("storage.admit_after_hits", self.admit_after_hits)
         not_negative("storage.attach_s", self.attach_s)
         not_negative("storage.detach_s", self.detach_s)
         if self.attach_s and self.attach_s == self.detach_s:

@@ -35,7 +35,7 @@ class Tier:
     __slots__ = (
         "_bit", "_covers", "_heap", "_key", "_order", "adaptive", "allocator", "by_page",
         "by_request", "capacity", "duplicates", "evictable", "evicted_pages", "high_pages",
-        "index", "leaving", "lost_of", "lost_pages", "low_pages", "named", "notes",
+        "index", "joins", "leaving", "lost_of", "lost_pages", "low_pages", "named", "notes",
         "offers_on_access", "resident", "spares_l1",
     )  # fmt: skip
 
@@ -56,6 +56,8 @@ class Tier:
         # Of L1, while it evicts under write back: what L2 lacks, in the order in which it left.
         self.leaving: list[Victim] | None = None
         self.by_page = cache.eviction_granularity == "page"
+        # Whether what one insert added goes together.
+        self.joins = cache.node_boundaries == "insert" and not self.by_page
         amounts = (cache.l1_eviction_amount, cache.l2_eviction_amount, "shortfall")
         self.by_request = amounts[index] == "request"
         # Where eviction ahead of need begins and ends, in pages in use; 0: never.
@@ -176,6 +178,9 @@ class Tier:
             if part == held:
                 node.offered &= ~bit
                 heappop(heap)
+            if self.joins:
+                freed += self._let_go_joined(node, part, prune)
+                continue
             self._let_go(node, part, prune)
             freed += part
         return freed
@@ -193,8 +198,7 @@ class Tier:
             part = node.resident[self.index] - kept
             if self.by_page and part > count - freed:
                 part = count - freed
-            self._let_go(node, part, prune)
-            freed += part
+            freed += self._let_go_joined(node, part, prune)
             if node.resident[self.index] > kept:
                 adaptive.offer(node)
         return freed
@@ -215,12 +219,43 @@ class Tier:
             part = node.resident[HOST]
             if self.by_page and part > count - freed:
                 part = count - freed
-            self._let_go(node, part, prune)
-            freed += part
+            freed += self._let_go_joined(node, part, prune)
             if node.resident[HOST]:
                 duplicates.offer(node)
         for node in spared[last:]:
             duplicates.offer(node)
+        return freed
+
+    def _let_go_joined(self, node: Node, part: int, prune: Prune) -> int:
+        """`_let_go`, and with all of a node goes what it is joined to; returns how many pages
+        left.
+
+        From the top, as one list of pages; but what has to be written back from the bottom, whose
+        copy takes the others along.
+        """
+        index, resident = self.index, node.resident
+        group = [node]
+        top = node
+        if self.joins and part == resident[index]:
+            while top.joined:
+                above = top.parent
+                assert above is not None
+                if above.pins[index] or above.kids[index] > 1:
+                    break
+                if index == HOST and (above.resident[DEVICE] > 0) != (resident[DEVICE] > 0):
+                    break
+                group.append(above)
+                top = above
+        if len(group) == 1:
+            self._let_go(node, part, prune)
+            return part
+        if self.leaving is None:
+            group.reverse()
+        freed = 0
+        for each in group:
+            part = each.resident[index]
+            freed += part
+            self._let_go(each, part, prune)
         return freed
 
     def _let_go(self, node: Node, part: int, prune: Prune) -> None:

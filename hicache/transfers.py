@@ -29,6 +29,8 @@ from hicache.node import DEVICE, HOST, STORAGE, Node
 from hicache.operations import DIRECTIONS, Completion, Copy, Direction, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
+from hicache.queue_ahead import QueueAhead
+from hicache.reuse import make_reuse
 from hicache.staged_writes import StagedWrites
 from hicache.tree import HiRadixTree
 from hicache.write_back import Departure
@@ -49,6 +51,7 @@ class Copier:
         self._page_bytes = options.page_bytes
         self._stats = metrics.directions
         self._lines = belief.copies
+        self.ahead: QueueAhead | None = None  # if there, it learns from them in its own way
         self._ended: dict[Direction, Callable[[Pending[Completion]], None]] = {
             direction: partial(self.see, direction) for direction in DIRECTIONS
         }
@@ -68,6 +71,8 @@ class Copier:
         runs = extents(source, target) if source else 1
         operation = Copy(direction, pages, pages * self._page_bytes, runs, source, target)
         pending = self._lanes.submit(operation)
+        if self.ahead is not None:
+            self.ahead.copies(direction, operation.size_bytes, pending)
         ended = over or self._ended[direction]
         if pending.callbacks is None:
             ended(pending)
@@ -84,7 +89,8 @@ class Copier:
         done: Completion = pending.value
         operation: Copy = done.operation  # type: ignore[assignment]
         stats.add(done, operation)
-        self._lines[direction].observe(operation.size_bytes, done.recurring_ns * 1e-9)
+        if self.ahead is None:
+            self._lines[direction].observe(operation.size_bytes, done.recurring_ns * 1e-9)
 
 
 class WriteJob:
@@ -186,6 +192,7 @@ class Transfers:
         metrics: Metrics,
         belief: CostModel,
         on_change: Callable[[], None],
+        ahead: QueueAhead | None = None,
     ) -> None:
         self._env = env
         self._tree = tree
@@ -200,7 +207,11 @@ class Transfers:
         self.staging: StagedWrites | None = None
         # Called with a path and the first page of it that has just come to L2 from L1.
         self.on_backed_up: Callable[[Node, int], None] | None = None
+        self.reuse = make_reuse(tree, options)
+        # Called with the path of a request that has ended and was counted there.
+        self.on_counted: Callable[[Node], None] | None = None
         self._copier = Copier(lanes, options, metrics, belief)
+        self._copier.ahead = ahead
         self.to_host = WriteQueue(env, self._copier, "d2h", options, metrics)
         self._to_storage = WriteQueue(env, self._copier, "h2s", options, metrics)
         self._backlog_limit = int(options.host_pages * options.cache.write_backlog_fraction)
@@ -212,6 +223,17 @@ class Transfers:
         self.loads = Loads(env, self._copier, options, metrics)
 
     # ------------------------------------------------------------------ write-through
+
+    def count_use(self, node: Node) -> None:
+        """A request that had the path ending at `node` has ended: what L2 holds of it may be worth
+        a place in L3 now. Only called where `reuse` is there. Never waits.
+        """
+        assert self.reuse is not None
+        self.reuse.count(node)
+        if self.on_counted is not None:
+            self.on_counted(node)
+        elif self._has_storage:
+            Task(self._store(self._tree.cut_at(node, self._tree.held(node, HOST))))
 
     def write_through(self, node: Node) -> None:
         """Begin to write what is due of what L2 (or else L3) lacks of the L1-resident path ending
@@ -225,10 +247,12 @@ class Transfers:
         if self._writes_all:
             self._write(node)
             return
+        begins = 0
         for end in self._rules.due(node):
-            if self._tree.covered(end, HOST)[0] < end.depth and self._rules.by_node:
+            if self._rules.by_node and self._tree.covered(end, HOST)[0] < begins:
                 break  # what is in front of it got no room
             self._write(end)
+            begins = end.end
 
     @property
     def writes_answers(self) -> bool:
@@ -288,6 +312,8 @@ class Transfers:
         `begun` is called once the source's pins stand, before anything is awaited.
         """
         dropped = self._metrics.dropped_pages
+        if self.reuse is not None:
+            node = self.reuse.admitted(node)
         first, after = self._tree.covered(node, STORAGE)
         count = node.depth + node.length - first
         backlog = self.backlog_pages
@@ -318,11 +344,12 @@ class Transfers:
 
     # ------------------------------------------------------------------ write back
 
-    async def make_room(self, count: int) -> None:
+    async def make_room(self, count: int, load: int = 0) -> None:
         """Under write back: evict until L1 has `count` free pages, or as far as anything can leave,
-        and wait until what leaves is in L2. Nothing else may evict from L1 meanwhile.
+        and wait until what leaves is in L2. Nothing else may evict from L1 meanwhile. `load` of the
+        pages are for pages of L2.
         """
-        leaving = Departure(self._tree, self._metrics, count)
+        leaving = Departure(self._tree, self._metrics, count, load)
         if not leaving.pages:
             leaving.end()
             return

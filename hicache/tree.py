@@ -17,6 +17,10 @@ Rules:
   leaves first;
 * a node leaves the tree when no tier holds it, nobody pins it and it has no children.
 
+A gap in the middle (a path that L1 holds, then L2 alone, then L1 again) cannot arise: leaves go
+first, and nothing is published behind a hole. So the three leading hits say which tier is nearest
+for each page, and one walk finds all that any tier holds of a prompt.
+
 The tree never sees text, time or devices. Every method is atomic: nothing here can suspend.
 """
 
@@ -39,16 +43,22 @@ if TYPE_CHECKING:
 class Match:
     """Where a walk ended: `node` ends at page `depth`; each tier holds that many leading pages of
     the path.
+
+    `tokens`: those that must stand in L1 before the request's next one can be made, where a restore
+    policy is asked about it; else 0.
     """
 
-    __slots__ = ("depth", "device", "host", "node", "storage")
+    __slots__ = ("depth", "device", "host", "node", "storage", "tokens")
 
-    def __init__(self, node: Node, depth: int, device: int, host: int, storage: int) -> None:
+    def __init__(
+        self, node: Node, depth: int, device: int, host: int, storage: int, tokens: int = 0
+    ) -> None:
         self.node = node
         self.depth = depth
         self.device = device
         self.host = host
         self.storage = storage
+        self.tokens = tokens
 
 
 @final
@@ -66,6 +76,13 @@ class HiRadixTree:
         self.splits = 0
         self.evicts_ahead = any(tier.high_pages for tier in self.tiers)
         self.step = 1 if cache.touch == "walked" else 0  # between the access times on a path
+        self.joins = cache.node_boundaries == "insert"
+        # Whether a load has L1 evict as much as is loaded (`take_for_load`).
+        self.loads_by_request = cache.load_eviction_amount == "request"
+        self.prompt_step = cache.prompt_priority_step
+        # Whether an insert raises the priority of a node that it cuts as a whole: SGLang's tree
+        # with an L2 does, the one without does not.
+        self._raises_all = options.host_pages > 0
         self.leaving: list[Victim] = []  # what has left L1 and is being copied (write back)
         # Strategies that remember count each request once, whatever the options say.
         remembers = self.tiers[DEVICE].adaptive is not None
@@ -130,6 +147,8 @@ class HiRadixTree:
                 count -= length
             if count:
                 break
+        if self.joins:
+            cut_off, now = self._part(node, cut_off, now, 0)
         self.clock = now
         if self._falling:
             self._offer_accessed(node if cut_off is None else cut_off)
@@ -140,7 +159,7 @@ class HiRadixTree:
         path's end.
 
         Counts a hit on each node of the path, touches it, and creates at most one node for each
-        run.
+        run; they are joined where all of an insert is one.
         """
         self.clock = now = self.clock + 1
         hit = self._hit
@@ -160,8 +179,9 @@ class HiRadixTree:
         missing.
         """
         now, step = self.clock, self.step
-        hit, by_insert = self._hit, self.counts_inserts
+        hit, by_insert, joins = self._hit, self.counts_inserts, self.joins
         cut_off: Node | None = None
+        beyond = False  # of what is here already
         for start, count in runs:
             if skip >= count:
                 skip -= count
@@ -174,7 +194,11 @@ class HiRadixTree:
                 child = node.children.get(start)
                 now += step
                 if child is None:
+                    if joins and not beyond:
+                        cut_off, now = self._part(node, cut_off, now, priority)
                     child = Node(start, count, node, node.depth + node.length, now)
+                    child.joined = joins and beyond
+                    beyond = True
                     node.children[start] = child
                     self.nodes += 1
                     if by_insert:
@@ -182,7 +206,7 @@ class HiRadixTree:
                 elif child.length > count:
                     if step:
                         cut_off = child
-                        if priority > child.priority:
+                        if priority > child.priority and self._raises_all:
                             child.priority = priority
                     child = self._split_walked(child, count, now)
                     now += step
@@ -194,6 +218,8 @@ class HiRadixTree:
                 node = child
                 start += child.length
                 count -= child.length
+        if joins and not beyond:
+            cut_off, now = self._part(node, cut_off, now, priority)
         self.clock = now
         if self._falling:
             self._offer_accessed(node if cut_off is None else cut_off)
@@ -214,17 +240,31 @@ class HiRadixTree:
         holder = self.holder(node, depth)
         if holder.depth + holder.length > depth:
             return self._split(holder, depth - holder.depth)
+        if self.joins:
+            below = holder.joined_below()
+            if below is not None:
+                below.joined = False
         return holder
 
-    def append(self, node: Node, runs: KeyRuns) -> Node:
+    def append(self, node: Node, runs: KeyRuns, priority: int = 0) -> Node:
         """Walk on from `node` along `runs`, whose keys begin behind it, and add what is missing;
         returns the end.
 
         Touches the path; counts a hit only on what lies below `node`, unless inserts are counted
         (`counts_inserts`), of which this is one of all that the request has.
         """
+        return self._go_on(node, runs, priority, self._hit if self.counts_inserts else 0)
+
+    def grow(self, node: Node, runs: KeyRuns) -> Node:
+        """As `append`, of pages that nobody computed and nobody hit: no hit is counted."""
+        hit, self._hit = self._hit, 0
+        end = self._go_on(node, runs, node.priority, 0)
+        self._hit = hit
+        return end
+
+    def _go_on(self, node: Node, runs: KeyRuns, priority: int, again: int) -> Node:
+        """Touch the path ending at `node`, count `again` hits on it, and walk on along `runs`."""
         self.clock = now = self.clock + 1
-        again = self._hit if self.counts_inserts else 0
         ancestor: Node | None = node
         while ancestor is not None:
             ancestor.last_access = now
@@ -232,14 +272,18 @@ class HiRadixTree:
             ancestor = ancestor.parent
         if self.step:
             self._touch_downwards(node)
-        return self._descend(node, runs, 0, 0)
+        return self._descend(node, runs, 0, priority)
 
-    def grow(self, node: Node, runs: KeyRuns) -> Node:
-        """As `append`, of pages that nobody computed and nobody hit: no hit is counted."""
-        hit, self._hit = self._hit, 0
-        end = self.append(node, runs)
-        self._hit = hit
-        return end
+    def raise_prompt(self, node: Node, priority: int) -> None:
+        """A request of `priority` has an answer behind `node`, where its prompt ends: the prompt is
+        raised above both (`cache.prompt_priority_step`).
+        """
+        priority += self.prompt_step
+        ancestor: Node | None = node
+        while ancestor is not None:
+            if priority > ancestor.priority:
+                ancestor.priority = priority
+            ancestor = ancestor.parent
 
     def arriving_at(self, node: Node, tier: int, depth: int) -> Arrival | None:
         """The arrival that brings page `depth` of the path ending at `node` into `tier`, if one
@@ -267,6 +311,13 @@ class HiRadixTree:
                 return current.depth + held, None
             current = current.parent
         return 0, None
+
+    def held(self, node: Node, tier: int) -> int:
+        """How many leading pages of the path ending at `node` are published in `tier`."""
+        current = node
+        while current.parent is not None and not current.resident[tier]:
+            current = current.parent
+        return current.depth + current.resident[tier]
 
     def pages_from(self, node: Node, tier: int, first: int) -> PageRuns:
         """Physical pages of page `first` to the end of the path ending at `node`, all published in
@@ -349,6 +400,19 @@ class HiRadixTree:
                 return None
         return owner.allocator.take(count)
 
+    def take_for_load(self, load: int, count: int) -> PageRuns | None:
+        """As `take`, of `count` pages of L1 into the first `load` of which pages of L2 are loaded:
+        these are taken first, and what has to go for them is as much as they are.
+        """
+        owner = self.tiers[DEVICE]
+        if count > owner.available:
+            return None
+        if load > owner.allocator.free:
+            owner.evict(load, self._prune)
+        loaded, rest = owner.allocator.take(load), self.take(DEVICE, count - load)
+        assert rest is not None
+        return join(loaded, rest)
+
     def give(self, tier: int, pages: PageRuns, count: int) -> None:
         """Return pages that belong to nobody else: private ones, or those of a failed arrival."""
         self.tiers[tier].allocator.give(pages, count)
@@ -359,16 +423,21 @@ class HiRadixTree:
         """
         return self.tiers[tier].evict(count, self._prune)
 
-    def evict_leaving(self, count: int) -> list[Victim]:
-        """Evict from L1 until `count` pages are free or about to be, as `take` does; returns what
-        L2 lacks of it, which is free once `leave` was called, and now belongs to the caller.
+    def evict_leaving(self, count: int, load: int) -> list[Victim]:
+        """Evict from L1 until `count` pages are free or about to be, as `take` does, or
+        `take_for_load` where `load` is not 0; returns what L2 lacks of it, which is free once
+        `leave` was called, and now belongs to the caller.
         """
         owner = self.tiers[DEVICE]
-        short = count - owner.allocator.free
+        free = owner.allocator.free
+        short = count - free
         victims: list[Victim] = []
         if 0 < short <= owner.evictable:
+            amount = count if owner.by_request else short
+            if self.loads_by_request and free < load and amount < load:
+                amount = load
             owner.leaving = victims
-            owner.evict(count if owner.by_request else short, self._prune)
+            owner.evict(amount, self._prune)
             owner.leaving = None
             self.leaving += victims
         return victims
@@ -543,6 +612,8 @@ class HiRadixTree:
         upper.created = lower.created
         upper.hit_count = lower.hit_count
         upper.priority = lower.priority
+        upper.joined = lower.joined
+        lower.joined = False
         parent.children[upper.start] = upper
         lower.start += count
         lower.depth += count
@@ -583,6 +654,33 @@ class HiRadixTree:
         upper = self._split(lower, count)
         upper.created = now + self.step
         return upper
+
+    def _part(
+        self, node: Node, cut_off: Node | None, now: int, priority: int
+    ) -> tuple[Node | None, int]:
+        """A walk left what is here at `node`, at time `now`; it had cut off `cut_off`, if anything.
+        What was joined to `node` is a node of its own from now on, and under "walked" both halves
+        are treated as `_split_walked` does. Returns the last of what was cut off, and the time.
+        """
+        lower = cut_off
+        if lower is None:
+            lower = node.joined_below()
+            if lower is None:
+                return None, now
+            lower.joined = False
+            if not self.step:
+                return None, now
+            lower.last_access = now = now + self.step
+            node.created = node.last_access = now = now + self.step
+        at = lower.last_access
+        while True:
+            lower.last_access = at
+            if priority > lower.priority and self._raises_all:
+                lower.priority = priority
+            below = lower.joined_below()
+            if below is None:
+                return lower, now
+            lower = below
 
     def _touch_downwards(self, node: Node) -> None:
         """Give each node of the path ending at `node` an access time of its own, parents first."""

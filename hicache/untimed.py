@@ -21,6 +21,7 @@ from hicache.node import DEVICE, HOST, STORAGE, Node
 from hicache.operations import Direction, PageRuns
 from hicache.options import EngineOptions
 from hicache.requests import Request, answer_runs, hittable
+from hicache.reuse import make_reuse
 from hicache.store_contents import StoreContents
 from hicache.tree import HiRadixTree
 from hicache.write_back import Departure
@@ -55,12 +56,14 @@ class UntimedServer:
             self._offload_pages = 0  # all of an answer is written when it has ended
         if self._rules.writes_through:
             self._ways_down.append(("d2h", DEVICE, HOST, "host_pressure"))
+        self._reuse = make_reuse(tree, options)
         self._store: InstantStore | None = None
         self._buffer: InstantBuffer | None = None
         if options.buffers:
             self._buffer = InstantBuffer(tree, metrics, options, self._rules, contents)
         elif options.has_store:
             self._store = InstantStore(tree, metrics, options, contents)
+            self._store.reuse = self._reuse
         if options.capacities[STORAGE] > 0:
             self._ways_down.append(("h2s", HOST, STORAGE, "storage_pressure"))
         # Of what is written whatever the policy says.
@@ -100,11 +103,15 @@ class UntimedServer:
         if self._caches_outputs and request.output_tokens > 1:
             kv_tokens += request.output_tokens - 1
         need = -(-kv_tokens // page) - held
+        goal, reason = max(match.host, match.storage), ""
+        if goal > held and (goal - held) * page < self._least_tokens:
+            goal, reason = held, "below_threshold"
+            self._metrics.count_choice(reason)
+        elif not self._restores:
+            goal = held
         pages: PageRuns = ()
         if need > 0:
-            if self._rules.writes_back and need > tree.tiers[DEVICE].allocator.free:
-                self._make_room(need, match.node)
-            taken = tree.take(DEVICE, need)
+            taken = self._take(need, goal - held, match.node)
             if taken is None:
                 raise InputError(
                     f"request {request.number} (counted from 0): its {kv_tokens} tokens "
@@ -113,11 +120,7 @@ class UntimedServer:
                 )
             pages = taken
         hits = (held, 0, 0)
-        goal, reason = max(match.host, match.storage), ""
-        if goal > held and (goal - held) * page < self._least_tokens:
-            reason = "below_threshold"
-            self._metrics.count_choice(reason)
-        elif goal > held and self._restores:
+        if goal > held:
             restored, rest = tree.cut_pages(pages, goal - held)
             if self._buffer is not None:
                 end = self._buffer.load(node, staged, restored)
@@ -137,6 +140,17 @@ class UntimedServer:
             self._buffer.decline(staged)
         self._leave_pages(request, node, held, pages, need, kv_tokens)
         self._write_row(request, hits, reason)
+
+    def _take(self, need: int, load: int, found: Node) -> PageRuns | None:
+        """`need` pages of L1, of which `load` or less are for what was found below it (at most 0:
+        none are).
+        """
+        tree = self._tree
+        if self._rules.writes_back and need > tree.tiers[DEVICE].allocator.free:
+            self._make_room(need, found, load)
+        if load > 0 and tree.loads_by_request:
+            return tree.take_for_load(min(load, need), need)
+        return tree.take(DEVICE, need)
 
     def _evict_ahead(self) -> None:
         tree = self._tree
@@ -173,20 +187,28 @@ class UntimedServer:
         if not rules.writes_through:
             return
         if self._buffer is not None:
-            self._buffer.write_through(node)
+            self._buffer.write_through(self._admitted(node))
             return
         if rules.takes_all:
             self._write(node, self._ways_down)
             return
+        begins = 0
         for end in rules.due(node):
-            if rules.by_node and self._tree.covered(end, HOST)[0] < end.depth:
+            if rules.by_node and self._tree.covered(end, HOST)[0] < begins:
                 break  # what is in front of it got no room
             self._write(end, self._ways_down)
+            begins = end.end
+
+    def _admitted(self, node: Node) -> Node:
+        """What of the path ending at `node` may be written to L3."""
+        return node if self._reuse is None else self._reuse.admitted(node)
 
     def _write(self, node: Node, ways_down: list[tuple[Direction, int, int, str]]) -> None:
         """Bring the path ending at `node` to every tier below that lacks part of it."""
         tree = self._tree
         for direction, source, target, pressure in ways_down:
+            if target == STORAGE and self._reuse is not None:
+                node = self._reuse.admitted(node)
             first, _ = tree.covered(node, target)
             if first >= node.depth + node.length:
                 continue
@@ -198,14 +220,14 @@ class UntimedServer:
             if self._store is not None:
                 self._store.write(node, first)
 
-    def _make_room(self, count: int, found: Node) -> None:
-        """Evict until L1 has `count` free pages; what leaves it goes to L2 at once, which keeps the
-        path ending at `found`, as L3 does.
+    def _make_room(self, count: int, found: Node, load: int = 0) -> None:
+        """Evict until L1 has `count` free pages, `load` of them for pages of L2; what leaves it
+        goes to L2 at once, which keeps the path ending at `found`, as L3 does.
         """
         tree = self._tree
         tree.pin(found, HOST)
         tree.pin(found, STORAGE)
-        leaving = Departure(tree, self._metrics, count)
+        leaving = Departure(tree, self._metrics, count, load)
         for arrival in leaving.arrivals:
             leaving.close(arrival)
         leaving.end()
@@ -247,7 +269,10 @@ class UntimedServer:
         prompt_pages = held
         more = kv_tokens // self._page - held if self._caches_outputs else 0
         if more > 0:
-            end = tree.append(node, answer_runs(request, more, self._private_key))
+            answer = answer_runs(request, more, self._private_key)
+            if tree.prompt_step:
+                tree.raise_prompt(node, request.priority)
+            end = tree.append(node, answer, request.priority)
             self._private_key += more + 1
             node, duplicates, pages, adopted = tree.adopt(node, end, held, pages)
             private -= duplicates + adopted
@@ -260,9 +285,15 @@ class UntimedServer:
             end = tree.cut_at(node, prompt_pages + strides * self._offload_pages)
             self._metrics.offloaded_pages += strides * self._offload_pages
             if self._buffer is not None:
-                self._buffer.write(end)
+                self._buffer.write(self._admitted(end))
             else:
                 self._write(end, self._offload_ways)
+        if self._reuse is not None:
+            self._reuse.count(node)
+            if self._store is not None:
+                self._store.write_crossed(node)
+            elif self._buffer is None:  # to L3; what goes through a buffer is written below
+                self._write(tree.cut_at(node, tree.held(node, HOST)), self._ways_down[-1:])
         self._write_through(node)
         tree.unpin(node, DEVICE)
 

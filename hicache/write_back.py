@@ -37,11 +37,14 @@ class Departure:
     """
 
     __slots__ = (
-        "_metrics", "_sources", "_tree", "arrivals", "pages", "source", "target", "victims",
+        "_metrics", "_refused", "_sources", "_tree", "arrivals", "pages", "source", "target",
+        "victims",
     )  # fmt: skip
 
-    def __init__(self, tree: HiRadixTree, metrics: Metrics, count: int) -> None:
-        """Evict for `count` free pages of L1, or as far as anything can leave."""
+    def __init__(self, tree: HiRadixTree, metrics: Metrics, count: int, load: int = 0) -> None:
+        """Evict for `count` free pages of L1, or as far as anything can leave; `load` of them are
+        for pages of L2.
+        """
         self._tree = tree
         self._metrics = metrics
         self._sources: list[Node] = []  # pinned in L1: what is copied along and does not leave
@@ -49,7 +52,8 @@ class Departure:
         self.pages = 0
         self.source: PageRuns = ()
         self.target: PageRuns = ()
-        self.victims: list[Victim] = tree.evict_leaving(count)
+        self.victims: list[Victim] = tree.evict_leaving(count, load)
+        self._refused: Node | None = None  # the last one for which L2 had no room
         leaving: dict[Node, PageRuns] = {}  # looked up, never walked
         for victim in self.victims:
             node, end = victim.node, victim.first + victim.count
@@ -67,11 +71,15 @@ class Departure:
         first, after = tree.covered(node, HOST)
         if first >= node.end:
             return  # it is copied with one that left before it
+        refused = self._refused
+        if refused is not None and refused.joined and refused.parent is node:
+            self._refuse(victim)
+            return
         arrival = Arrival(tree, node, HOST, HOST, first, after)
         arrival.__enter__()
         if not arrival.reserve():
             arrival.__exit__(TransferError, None, None)
-            victim.reason = "host_pressure"
+            self._refuse(victim)
             return
         self.arrivals.append(arrival)
         self.pages += arrival.count
@@ -83,6 +91,10 @@ class Departure:
             stays = stays.parent
         tree.pin(stays, DEVICE)
         self._sources.append(stays)
+
+    def _refuse(self, victim: Victim) -> None:
+        victim.reason = "host_pressure"
+        self._refused = victim.node
 
     def close(self, arrival: Arrival, error: BaseException | None = None) -> None:
         """The copy of this part has ended, well or with `error`."""

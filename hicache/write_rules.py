@@ -28,6 +28,7 @@ class WriteRules:
         )  # fmt: skip
         self.writes_back = below and cache.write_policy == "write_back"
         self.by_node = cache.write_unit == "node"
+        self._joins = cache.node_boundaries == "insert"
         self._least_hits = cache.least_write_hits
         # Whether all of an answer is due when it has ended.
         self.writes_answers = self.writes_through and self._least_hits <= 1
@@ -51,7 +52,15 @@ class WriteRules:
             while due < len(path) and self._is_due(path[due]):
                 due += 1
             del path[due:]
-        return path if self.by_node else path[-1:]
+        if not self.by_node:
+            return path[-1:]
+        if self._joins:
+            return [
+                node
+                for place, node in enumerate(path)
+                if place + 1 == len(path) or not path[place + 1].joined
+            ]
+        return path
 
     def _is_due(self, node: Node) -> bool:
         return (

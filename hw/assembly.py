@@ -73,6 +73,8 @@ class Assembly:
             raise InputError(
                 f"instances is {scenario.instances}: a real run is of one engine; allowed: 1"
             )
+        if options.ranks > 1:
+            raise InputError(f"ranks.tp is {options.ranks}: a real run is of one GPU; allowed: 1")
         if options.has_store:
             raise InputError(
                 'storage.index is "store": no store that is asked by key is joined to a real run '

@@ -1,7 +1,4 @@
-"""The engine's port over work queues: numbers operations, and sends each to the queue it belongs
-to.
-
-    Prefill, Decode -> "gpu"      Copy -> its direction: "h2d", "d2h", "s2h", "h2s"
+"""The engine's port over work queues. How an operation gets to its queue stands in `hw.submission`.
 
 What a device that computes needs beside the operation (token ids, page tables) is asked for at the
 moment of submission, on the engine's thread: later the batch may have changed. What is the same
@@ -9,21 +6,17 @@ later may be left to the device's thread (`hw.steps`). This module refuses
 to know how anything is carried out.
 """
 
-# pyright: reportPrivateUsage=false
-# `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from hicache.errors import DeviceError
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Decode, Operation
-from hw.device import Control
+from hicache.operations import Completion
 from hw.live import LiveEnvironment
-from hw.workers import Job, Steps
-
-StepsOf = Callable[[Operation], Steps]
+from hw.submission import Put, StepsOf, Submissions
+from hw.workers import Job
 
 
 class LoadBook(Protocol):
@@ -55,38 +48,13 @@ class LiveLanes:
         steps_of: StepsOf | None = None,
         loads: LoadBook | None = None,
     ) -> None:
-        self._env: Any = env  # its times are ints
-        self._pump = env.pump
-        self._numbers = env.numbers
         self._queues = dict(queues)
-        self._steps_of = steps_of
         self._loads = loads
-        self._bursts: dict[int, Control] = {}  # under way, or not seen by the engine yet
-
-    def submit(self, operation: Operation) -> Pending[Completion]:
-        """Take `operation`. Raises DeviceError where the run has no device for it."""
-        env = self._env
-        steps: Steps = ()
-        if type(operation) is Copy:
-            name = operation.direction
-        else:
-            name = "gpu"
-            if self._steps_of is not None:
-                steps = self._steps_of(operation)
-        queue = self._queues.get(name)
-        if queue is None:
-            raise DeviceError(f"no device serves queue {name}, which {operation} needs")
-        pending: Pending[Completion] = Pending(env, next(self._numbers), env._now)
-        control = Control(pending.number)
-        if type(operation) is Decode:
-            self._bursts[pending.number] = control
-            assert pending.callbacks is not None
-            pending.callbacks.append(self._over)
-        pump = self._pump
-        pump.begin(pending)
-        queue.put(Job(pending, operation, control, steps))
-        pump.handed_over()
-        return pending
+        puts: dict[str, Put] = {name: queue.put for name, queue in queues.items()}
+        submissions = Submissions(env, env.pump, env.numbers, puts, steps_of)
+        self._bursts = submissions.bursts
+        # An attribute, not a method: without a call in between.
+        self.submit = submissions.submit
 
     def end_burst(self, pending: Pending[Completion]) -> None:
         """See `hicache.ports.Lanes`."""
@@ -125,6 +93,3 @@ class LiveLanes:
                 errors.append(error)
         if errors:
             raise errors[0]
-
-    def _over(self, pending: Pending[Completion]) -> None:
-        del self._bursts[pending.number]

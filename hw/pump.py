@@ -74,9 +74,9 @@ class Pump:
         self._submitted_ns = thread_time_ns()
 
     @property
-    def turn_ns(self) -> int:
-        """How long the present turn has taken; 0 while there is none."""
-        return thread_time_ns() - self._turn_began_ns if self._turn_began_ns >= 0 else 0
+    def submission_ns(self) -> int:
+        """When the last operation was handed over, from the beginning of its turn."""
+        return self._submitted_ns - self._turn_began_ns
 
     def begin_turn(self) -> None:
         """Waiting is over."""

@@ -10,28 +10,18 @@ them, and puts the Steps together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from hicache.allocator import join
 from hicache.engine import Engine
-from hicache.operations import Decode, Operation, PageRuns, Prefill
+from hicache.operations import Chunk, Decode, Operation, Prefill
 from hicache.requests import Request
+from hicache.scheduler import Asked
 from hw.device import Step
 
 # Token ids of a request from position 0 up to (at least) a length.
 TokensOf = Callable[[Request, int], object]
-
-
-class Asked(NamedTuple):
-    """A Step that is to be: tokens up to `upto` are needed; the pages are `head`, then `tail`."""
-
-    request: Request
-    new_tokens: int
-    past_tokens: int
-    upto: int
-    head: PageRuns
-    tail: PageRuns
 
 
 class StepsOf:
@@ -48,23 +38,34 @@ class StepsOf:
         """First the prefill's chunks, then who decodes; made when the answer is called."""
         assert self.engine is not None
         scheduler = self.engine.scheduler
-        asked: list[Asked] = []
+        chunks: tuple[Chunk, ...] = ()
         more = 0
         if type(operation) is Prefill:
-            for chunk in operation.chunks:
-                number, new, past = chunk.request, chunk.new_tokens, chunk.past_tokens
-                request, pages = scheduler.request(number), scheduler.page_lists(number)
-                asked.append(Asked(request, new, past, past + new, *pages))
+            chunks = operation.chunks
             more = 1 if operation.decode_batch else 0
         elif type(operation) is Decode:
             more = operation.max_steps
-        if more:
-            for number, kv_tokens in scheduler.decoding():
-                request, pages = scheduler.request(number), scheduler.page_lists(number)
-                asked.append(Asked(request, 1, kv_tokens, kv_tokens + more, *pages))
-        return lambda: tuple([self._step(each) for each in asked])
+        prefilling = [scheduler.asked(chunk.request, chunk.past_tokens) for chunk in chunks]
+        decoding = scheduler.decoding() if more else ()
+        return partial(self._steps, chunks, prefilling, decoding, more)
 
-    def _step(self, asked: Asked) -> Step:
-        request, new, past, upto, head, tail = asked
-        tokens = self._tokens_of(request, upto)
+    def _steps(
+        self,
+        chunks: Sequence[Chunk],
+        prefilling: Sequence[Asked],
+        decoding: Sequence[Asked],
+        more: int,
+    ) -> tuple[Step, ...]:
+        """`more`: how many tokens those that decode may make."""
+        steps = [
+            self._step(asked, chunk.new_tokens, chunk.new_tokens)
+            for chunk, asked in zip(chunks, prefilling, strict=True)
+        ]
+        steps += [self._step(asked, 1, more) for asked in decoding]
+        return tuple(steps)
+
+    def _step(self, asked: Asked, new: int, more: int) -> Step:
+        """`more`: tokens behind the past that are needed."""
+        request, past, head, tail = asked
+        tokens = self._tokens_of(request, past + more)
         return Step(request.number, new, past, tokens, join(head, tail))

@@ -47,6 +47,17 @@ def _at(*path: str) -> Callable[[Summary], float | None]:
     return read
 
 
+def _of_all_ranks(name: str) -> Callable[[Summary], float | None]:
+    """A number of a summary that is one rank's, of all ranks."""
+    one, ranks = _at(name), _at("ranks", "tp")
+
+    def read(summary: Summary) -> float | None:
+        value = one(summary)
+        return None if value is None else value * (ranks(summary) or 1)
+
+    return read
+
+
 def _cached(tier: str, label: str) -> Counter:
     return Counter(
         "cached_tokens_total", "counter", "Cached prompt tokens by source.",
@@ -76,8 +87,8 @@ COUNTERS: tuple[Counter, ...] = (
         "load_back_tokens_total", "counter", "Tokens from L2 to L1.", _at("load_back_tokens_total")
     ),
     Counter(
-        "load_back_bytes_total", "counter", "Bytes from L2 to L1.", _at("load_back_bytes_total"),
-        ranks="sum",
+        "load_back_bytes_total", "counter", "Bytes from L2 to L1.",
+        _of_all_ranks("load_back_bytes_total"), ranks="sum",
     ),
     Counter(
         "load_back_duration_seconds_sum", "counter", "Time of these copies.",
@@ -89,7 +100,7 @@ COUNTERS: tuple[Counter, ...] = (
     ),
     Counter(
         "hicache_backup_bytes_total", "counter", "Bytes from L1 to L2.",
-        _at("hicache_backup_bytes_total"), ranks="sum",
+        _of_all_ranks("hicache_backup_bytes_total"), ranks="sum",
     ),
     Counter(
         "hicache_backup_duration_seconds_sum", "counter", "Time of these copies.",

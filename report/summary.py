@@ -50,6 +50,7 @@ def summarise(run: FinishedRun, rows: Rows) -> dict[str, object]:
         "page_size_tokens": page,
         "bytes_per_token": options.bytes_per_token,
         "tiers": _tiers(run),
+        **_ranks(run),
         "interrupted": run.interrupted,
         "requests": metrics.requests,
         "aborted_requests": metrics.aborted,
@@ -190,6 +191,25 @@ def _tiers(run: FinishedRun) -> dict[str, object]:
         }
         for name, tier in zip(TIER_NAMES, run.engine.tree.tiers, strict=True)
     }
+
+
+def _ranks(run: FinishedRun) -> dict[str, object]:
+    """What each of several ranks takes of memory and storage, and all of them on one node; nothing
+    where there is one rank.
+    """
+    options = run.options
+    if options.ranks == 1:
+        return {}
+    of_page = options.page_bytes
+    sizes: dict[str, object] = {"tp": options.ranks, "writing_l3": options.writing_ranks}
+    for name, pages, ranks in (
+        ("device", options.device_pages, options.ranks),
+        ("host", options.host_pages, options.ranks),
+        ("storage", options.storage_pages, options.writing_ranks),
+    ):
+        sizes[f"{name}_per_rank_bytes"] = pages * of_page
+        sizes[f"{name}_per_node_bytes"] = ranks * pages * of_page
+    return {"ranks": sizes}
 
 
 def _times(metrics: Metrics, rows: Rows) -> dict[str, object]:

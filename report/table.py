@@ -185,8 +185,21 @@ def _transfers(moved: list[tuple[str, Any]], table: Any) -> Any:
     return table
 
 
+def _ranks(sizes: Mapping[str, Any]) -> str:
+    parts = [
+        f"{_NAMES[tier]} {sizes[f'{tier}_per_rank_bytes'] / GIB:,.1f} GiB, "
+        f"{sizes[f'{tier}_per_node_bytes'] / GIB:,.1f} GiB"
+        for tier in ("host", "storage")
+        if sizes[f"{tier}_per_rank_bytes"]
+    ]
+    node = f"; a rank and a node have {'; '.join(parts)}" if parts else ""
+    return f"sizes and bytes are those of one of {sizes['tp']} ranks{node}"
+
+
 def _lines(summary: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
+    if "ranks" in summary:
+        lines.append(_ranks(summary["ranks"]))
     if summary["mode"] == "timed":
         rate, gpu = summary["throughput"], summary["gpu"]
         lines.append(

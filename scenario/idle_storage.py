@@ -27,9 +27,12 @@ def idle_storage_keys(scenario: Scenario) -> dict[str, str]:
     prefetch = scenario.prefetch
     idle: dict[str, str] = {}
     if scenario.tiers.l3.is_zero:
-        return dict.fromkeys(("storage.index", *_SWITCHES, *_KEYS), "tiers.l3 is 0")
+        keys = ("storage.index", "storage.admit_after_hits", *_SWITCHES, *_KEYS)
+        return dict.fromkeys(keys, "tiers.l3 is 0")
+    if scenario.cache.write_policy == "none" and not scenario.offload.decode:
+        idle["storage.admit_after_hits"] = "cache.write_policy is none"
     if prefetch.mode == "restore":
-        idle = dict.fromkeys(_KEYS, "prefetch.mode is restore, so nothing is prefetched")
+        idle |= dict.fromkeys(_KEYS, "prefetch.mode is restore, so nothing is prefetched")
         del idle["prefetch.mode"]
         idle |= dict.fromkeys(_SWITCHES, "storage.index is tree: L3 is the engine's own")
         return idle

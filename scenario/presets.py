@@ -7,6 +7,7 @@ preset `mini-hicache`. Nothing behaves differently because of a preset's name. A
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
@@ -133,8 +134,7 @@ def typed(key: str, value: object) -> object:
     return parse_size(value, key) if _types()[key] is Size else value
 
 
-@cache
-def _types() -> dict[str, Any]:
+def _types() -> Mapping[str, Any]:
     # The records name their default preset, which stands here.
     from scenario.records import value_types
 

@@ -118,6 +118,9 @@ class GpuProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dense_decode: Curve | None = None
     # [tokens computed, ns]: a whole prefill step, for machines of which no more is known.
     prefill: Curve | None = None
+    # Tensor-parallel ranks of which each sample is one's step, all-reduces included, of a whole
+    # `model`. None: 1.
+    ranks: Quantity | None = None
     # Decode steps that are launched before the one under way ends: a burst that is asked to end
     # does so many more. None: 0.
     steps_ahead: Quantity | None = None

@@ -9,6 +9,7 @@ in `scenario.resolve`.
     [load]       what makes requests arrive
     [model]      whose KV cache it is
     [machine]    what it runs on
+    [ranks]      how many GPUs share the model             scenario.ranks.RankOptions
     [tiers]      page size and the sizes of L1, L2, L3
     [cache]      what is cached, what leaves first           hicache.options.CacheOptions
     [restore]    when a lower tier is read                   hicache.options.RestoreOptions
@@ -22,7 +23,9 @@ in `scenario.resolve`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
 import msgspec
@@ -39,6 +42,7 @@ from hicache.options import (
 )
 from scenario.load_table import LoadTable
 from scenario.presets import DEFAULT_PRESET
+from scenario.ranks import RankOptions
 from scenario.sizes import AUTO, TWICE, ZERO, Size
 from scenario.toml_values import toml_value
 from scenario.transfer_mode import TransferMode
@@ -214,6 +218,7 @@ class Scenario(msgspec.Struct, frozen=True):
     load: LoadTable = msgspec.field(default_factory=LoadTable)
     model: ModelOptions = msgspec.field(default_factory=ModelOptions)
     machine: MachineOptions = msgspec.field(default_factory=MachineOptions)
+    ranks: RankOptions = msgspec.field(default_factory=RankOptions)
     tiers: TierOptions = msgspec.field(default_factory=TierOptions)
     cache: CacheOptions = msgspec.field(default_factory=CacheOptions)
     restore: RestoreOptions = msgspec.field(default_factory=RestoreOptions)
@@ -239,6 +244,7 @@ TABLES: dict[str, type] = {
     "load": LoadTable,
     "model": ModelOptions,
     "machine": MachineOptions,
+    "ranks": RankOptions,
     "tiers": TierOptions,
     "cache": CacheOptions,
     "restore": RestoreOptions,
@@ -251,12 +257,15 @@ TABLES: dict[str, type] = {
 }
 
 
-def value_types() -> dict[str, Any]:
-    """The type of each dotted key, in the file's order."""
+@cache
+def value_types() -> Mapping[str, Any]:
+    """The type of each dotted key, in the file's order. Resolved once: a sweep asks for it with
+    every scenario.
+    """
     types = {key: hint for key, hint in get_type_hints(Scenario).items() if key not in TABLES}
     for table, record in TABLES.items():
         types.update({f"{table}.{name}": hint for name, hint in get_type_hints(record).items()})
-    return types
+    return MappingProxyType(types)
 
 
 def values(scenario: Scenario) -> Iterator[tuple[str, object]]:

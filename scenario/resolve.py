@@ -14,8 +14,10 @@ import msgspec
 from hicache.errors import InputError
 from hicache.options import EngineOptions, RestoreOptions
 from scenario.geometry import ModelGeometry
+from scenario.idle_cache import idle_tree_keys
 from scenario.idle_storage import idle_offload_keys, idle_storage_keys
 from scenario.presets import preset_options, preset_warnings
+from scenario.ranks import rank_geometry
 from scenario.records import TABLES, Scenario, TierOptions, field_names
 from scenario.sizes import Size, bytes_text
 from scenario.transfer_mode import chosen_mode
@@ -66,12 +68,14 @@ class Resolved(NamedTuple):
 def resolve(scenario: Scenario, profile: MachineMemory | None, geometry: ModelGeometry) -> Resolved:
     """The engine's options for `scenario` with `geometry`'s model on `profile`'s machine.
 
-    `geometry` is the model as loaded; the scenario's `model.kv_dtype` is applied here. `profile`
-    None: sizes are not compared with a machine, and L1 must be given. L1 "auto" is
-    `memory_fraction` of the GPU's memory less the weights, in whole pages. Raises InputError when
-    the model leaves no room for L1, when a size is less than a page, and for an L3 without an L2.
+    `geometry` is the model as loaded; the scenario's `model.kv_dtype` is applied here, and sizes
+    are those of one rank (`scenario.ranks`). `profile` None: sizes are not compared with a machine,
+    and L1 must be given. L1 "auto" is `memory_fraction` of the GPU's memory less the weights, in
+    whole pages. Raises InputError when the model leaves no room for L1 or cannot be split among
+    ranks, when a size is less than a page, and for an L3 without an L2.
     """
-    geometry = geometry.with_kv_dtype(scenario.model.kv_dtype)
+    model = geometry.with_kv_dtype(scenario.model.kv_dtype)
+    geometry = rank_geometry(model, scenario.ranks)
     tiers = scenario.tiers
     page_tokens = tiers.page_size_tokens
     page_bytes = page_tokens * geometry.kv_bytes_per_token
@@ -97,9 +101,17 @@ def resolve(scenario: Scenario, profile: MachineMemory | None, geometry: ModelGe
         scheduler=scenario.scheduler,
         page_ids=scenario.engine.page_ids,
         check_every_steps=scenario.engine.check_every_steps,
+        ranks=scenario.ranks.tp,
+        writing_ranks=scenario.ranks.writing_ranks(model),
     )
     warnings = [*preset_warnings(scenario.preset), *idle_options(scenario)]
+    if model.kind == "mla" and scenario.ranks.tp_lcm_size:
+        warnings.append(
+            f"ranks.tp_lcm_size is {scenario.ranks.tp_lcm_size} but has no effect: all ranks of "
+            f"{model.name} hold the same pages (MLA), so that every server finds them"
+        )
     warnings += _idle_l2(scenario, options)
+    warnings += _meets_nothing(scenario, options)
     if profile is not None:
         warnings += _beyond_machine(scenario, profile, geometry, options)
     return Resolved(options, tuple(warnings))
@@ -153,6 +165,20 @@ def _idle_l2(scenario: Scenario, options: EngineOptions) -> list[str]:
     ]
 
 
+def _meets_nothing(scenario: Scenario, options: EngineOptions) -> list[str]:
+    """A warning where a restore has nothing to meet: nothing is computed before it has ended."""
+    restore = options.restore
+    if scenario.mode == "untimed" or not options.host_pages or restore.policy != "meet":
+        return []
+    if restore.layerwise or restore.queue_aware:
+        return []
+    return [
+        "restore.policy is meet, and restore.layerwise and restore.queue_aware are false: nothing "
+        "is computed while pages are loaded, so that a tier's hit is restored whole or not at all; "
+        "set restore.layerwise"
+    ]
+
+
 def left_to_hardware(scenario: Scenario, pcie: PcieProfile) -> list[str]:
     """One sentence on the options of `hw` that were set, for a simulation: it has no use for them.
     No mistake, since a scenario is meant to be run both ways. `pcie`: the machine's link.
@@ -193,6 +219,7 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
                 "restore.layerwise",
                 "restore.start",
                 "restore.merge_loads",
+                "restore.queue_aware",
                 "restore.probe_every",
                 *_PRIORS,
                 *(f"scheduler.{name}" for name in field_names(type(scenario.scheduler))),
@@ -201,7 +228,7 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
             ),
             untimed,
         )
-        if restore.policy in ("cost", "always"):
+        if restore.policy in ("cost", "meet", "always"):
             idle["restore.policy"] = f"{untimed}: every restore pays, as under cost and always"
     elif scenario.load.shape != "trace" and scenario.load.loop != "closed":
         idle["trace.speed"] = (
@@ -210,19 +237,18 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
     if not scenario.trace.prefix_share:
         for name in ("prefix_groups", "prefix_zipf"):
             idle[f"trace.{name}"] = "trace.prefix_share is 0"
+    idle |= _idle_lcm(scenario)
     if scenario.tiers.l1.unit != "auto":
         idle["machine.memory_fraction"] = f"tiers.l1 is {scenario.tiers.l1}, not auto"
     if scenario.tiers.l2.is_zero or scenario.tiers.l2.unit == "pages":
         idle["tiers.l2_rounding"] = f"tiers.l2 is {scenario.tiers.l2}"
     if scenario.cache.eviction != "gdsf":
         idle["cache.gdsf_doubling_tokens"] = f"cache.eviction is {scenario.cache.eviction}"
-    if scenario.cache.eviction == "priority":
-        idle["cache.eviction"] = "the trace gives no priorities, so it is lru"
     if restore.policy != "threshold":
         idle["restore.threshold_tokens"] = f"restore.policy is {restore.policy}"
-    if restore.policy != "cost":
+    if restore.policy not in ("cost", "meet"):
         reason = f"restore.policy is {restore.policy}, so nothing is estimated"
-        for key in ("restore.probe_every", *_PRIORS):
+        for key in ("restore.queue_aware", "restore.probe_every", *_PRIORS):
             idle[key] = reason
     cache = scenario.cache
     writes = [f"cache.{name}" for name in field_names(type(cache)) if "write" in name]
@@ -253,12 +279,28 @@ def _idle_keys(scenario: Scenario) -> dict[str, str]:
         ):
             idle.setdefault(key, "tiers.l3 is 0")
     idle |= idle_storage_keys(scenario)
+    idle |= idle_tree_keys(scenario)
     if scenario.tiers.l2.is_zero:
         idle.setdefault("machine.transfer_mode", "tiers.l2 is 0, so nothing is moved")
         of_l2 = [f"cache.{name}" for name in field_names(type(scenario.cache)) if name[:2] == "l2"]
         for key in (*writes, *of_l2, *(f"restore.{name}" for name in field_names(type(restore)))):
             idle.setdefault(key, "tiers.l2 is 0, so there is no tier below L1")
     return idle
+
+
+def _idle_lcm(scenario: Scenario) -> dict[str, str]:
+    ranks = scenario.ranks
+    if scenario.tiers.l3.is_zero:
+        reason = "tiers.l3 is 0"
+    elif scenario.storage.index == "tree":
+        reason = "storage.index is tree, so nobody else reads what is in L3"
+    elif scenario.mode == "untimed":
+        reason = "mode is untimed, and how L3 is cut changes times alone"
+    elif ranks.tp_lcm_size == ranks.tp:
+        reason = "it is ranks.tp, and a rank's part is one object anyhow"
+    else:
+        return {}
+    return {"ranks.tp_lcm_size": reason}
 
 
 def _preset_values(preset: str) -> dict[str, object]:
@@ -287,7 +329,8 @@ def _room_for_l1(
             f"{fraction:g} of {bytes_text(device_bytes)} GPU memory is "
             f"{bytes_text(_usable_bytes(device_bytes, fraction))}, its weights are "
             f"{bytes_text(geometry.weight_bytes)} and one page is {bytes_text(page_bytes)}; "
-            "a replay is of one GPU. For hits alone give L1 a size, as in --untimed --l1 40GiB"
+            "--set ranks.tp=4 splits it among 4 GPUs. For hits alone give L1 a size, as in "
+            "--untimed --l1 40GiB"
         )
     return room_bytes // page_bytes
 
@@ -308,8 +351,8 @@ def _beyond_machine(
         if not room_bytes and scenario.mode == "timed":
             warnings.append(
                 f"model.name is {geometry.name}: its weights of "
-                f"{bytes_text(geometry.weight_bytes)} do not fit on the one GPU of "
-                f"{profile.name}, so the times are those of no machine"
+                f"{bytes_text(geometry.weight_bytes)} do not fit on a GPU of {profile.name}, so "
+                "the times are those of no machine; --set ranks.tp splits it among several"
             )
         elif l1_bytes > room_bytes:
             warnings.append(
@@ -318,13 +361,16 @@ def _beyond_machine(
                 f"{geometry.name}"
             )
     disk_bytes = None if scenario.machine.store else memory.storage_bytes
-    for key, size, pages, has, what in (
-        ("tiers.l2", scenario.tiers.l2, options.host_pages, memory.host_bytes, "host memory"),
-        ("tiers.l3", scenario.tiers.l3, options.storage_pages, disk_bytes, "storage"),
+    l2, l3, parts = options.host_pages, options.storage_pages, options.writing_ranks
+    for key, size, pages, ranks, has, what in (
+        ("tiers.l2", scenario.tiers.l2, l2, options.ranks, memory.host_bytes, "host memory"),
+        ("tiers.l3", scenario.tiers.l3, l3, parts, disk_bytes, "storage"),
     ):
-        if has is not None and pages * page_bytes > has.value:
+        a_rank = pages * page_bytes
+        if has is not None and ranks * a_rank > has.value:
+            node = f" a rank, {bytes_text(ranks * a_rank)} for {ranks} ranks" if ranks > 1 else ""
             warnings.append(
-                f"{key} is {size}: {bytes_text(pages * page_bytes)}, but {profile.name} has "
+                f"{key} is {size}: {bytes_text(a_rank)}{node}, but {profile.name} has "
                 f"{bytes_text(has.value)} of {what}"
             )
     return warnings

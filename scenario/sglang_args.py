@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from hicache.errors import InputError
+from scenario.geometry import load_geometry
 from scenario.load import read_toml
 from scenario.sglang_config import FLAG as EXTRA_CONFIG
 from scenario.sglang_config import Extra, read_extra_config
@@ -103,6 +104,8 @@ def scenario_lines(args: ServerArgs) -> Iterator[str]:
 class _Reader(ServerReader):
     """Turns arguments into options."""
 
+    layout = ""
+
     def read(self) -> None:
         """All of it, in the order of what follows from what."""
         self.read_model()
@@ -115,7 +118,7 @@ class _Reader(ServerReader):
             )
         self.choose("--radix-eviction-policy", "cache.eviction", _EVICTIONS[self.version])
         if self.is_set("--enable-hierarchical-cache"):
-            self._host(ranks)
+            self._host()
             self._storage(ranks)
         elif self.is_set(_OFFLOAD) and "--hicache-storage-backend" in self.given:
             self._decode_server(ranks)
@@ -127,8 +130,8 @@ class _Reader(ServerReader):
 
     # ------------------------------------------------------------------ L2
 
-    def _host(self, ranks: int) -> None:
-        self._size(ranks)
+    def _host(self) -> None:
+        self._size()
         store = self.choice("--hicache-storage-backend", _STORES[self.version])
         mode = self.choice("--hicache-host-memory-mode", "cache buffer_only") or "cache"
         policy = self.choice(
@@ -142,11 +145,11 @@ class _Reader(ServerReader):
             self.put("cache.l2_victims", "duplicates_first", "--hicache-write-policy write_back")
         self._layout(store)
 
-    def _size(self, ranks: int) -> None:
+    def _size(self) -> None:
         size_gb = self.whole("--hicache-size", least=0)
         ratio = self.number("--hicache-ratio")
         if size_gb:
-            self.options["tiers.l2"] = f"{size_gb * ranks}GB"
+            self.options["tiers.l2"] = f"{size_gb}GB"
             if ratio is not None:
                 self.notes.append(f"--hicache-size {size_gb}: overrides --hicache-ratio {ratio}")
         elif ratio is not None:
@@ -211,6 +214,7 @@ class _Reader(ServerReader):
         if io == "kernel_ascend":
             self.notes.append("--hicache-io-backend kernel_ascend: simulated as kernel")
         self.options["machine.transfer_mode"] = "dma" if io == "direct" else "kernel"
+        self.layout = layout
         if not self.put("machine.host_layout", layout, "") and layout != usual:
             self.not_here.append(f"layout {layout} (machine.host_layout)")
 
@@ -220,7 +224,7 @@ class _Reader(ServerReader):
         """A decode server that offloads has a staging pool and a store, and nothing else of
         HiCache.
         """
-        self._size(ranks)
+        self._size()
         self._layout(self.choice("--hicache-storage-backend", _STORES[self.version]))
         self._storage(ranks)
         self.put("tiers.l2_mode", "buffer_only", "")
@@ -279,12 +283,31 @@ class _Reader(ServerReader):
                 f"prefetch_threshold {threshold}: a page is the least: it becomes {page}"
             )
             extra.options["prefetch.threshold_tokens"] = page
+        self._head_shards(extra.options, ranks)
         for key, value in extra.options.items():
             self.put(key, value, f"{EXTRA_CONFIG} ({key.partition('.')[2]})")
 
+    def _head_shards(self, options: dict[str, object], ranks: int) -> None:
+        """SGLang cuts heads for servers of another size in one layout only."""
+        shards = options.get("ranks.tp_lcm_size")
+        if not isinstance(shards, int):
+            return
+        if shards % ranks:
+            raise InputError(
+                f"{ORIGIN}: {EXTRA_CONFIG}: tp_lcm_size is {shards}: SGLang does not start unless "
+                f"it is a multiple of --tp-size, {ranks}"
+            )
+        if shards and self.layout != "page_head":
+            self.notes.append(
+                f"tp_lcm_size {shards}: without effect in SGLang but with --hicache-mem-layout "
+                f"page_head; the layout is {self.layout}"
+            )
+            del options["ranks.tp_lcm_size"]
+
     def _l3_size(self, store: str, extra: Extra, ranks: int) -> None:
         size = extra.l3
-        if size is not None and store == "mooncake" and ranks > 1:
+        if size is not None and store == "mooncake" and ranks > 1 and self._writes_once():
+            # Every rank brings its segment, and one rank's pages may fill them all.
             size = type(size)(size.digits * ranks, size.unit, size.decimals)
         if size is None:
             self.notes.append(
@@ -292,6 +315,14 @@ class _Reader(ServerReader):
                 f"{UNLIMITED} L1; --l3 says how large it is"
             )
         self.options["tiers.l3"] = UNLIMITED if size is None else size
+
+    def _writes_once(self) -> bool:
+        """Whether one rank writes what all hold alike, as far as the model is known."""
+        name = self.options.get("model.name")
+        try:
+            return name is not None and load_geometry(str(name)).kind == "mla"
+        except InputError:  # said when the scenario is used
+            return False
 
     def _without_hicache(self) -> None:
         idle = sorted(name for name in self.given if "hicache" in name)

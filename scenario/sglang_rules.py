@@ -92,6 +92,11 @@ RULES: dict[str, Rule] = {
         "how much L1 evicts for an allocation: 0.5.9 all that is asked for, later what is missing",
         {"cache.l1_eviction_amount": ("request", "shortfall", "shortfall")},
     ),
+    "load-back room": Rule(
+        "a load-back for which not all is free has L1 evict as much as is loaded, or (0.5.23) what "
+        "is missing",
+        {"cache.load_eviction_amount": ("request", "request", "shortfall")},
+    ),
     "L2 shortfall": Rule(
         "L2 evicts all that is asked for as soon as something is missing",
         {"cache.l2_eviction_amount": _same("request")},

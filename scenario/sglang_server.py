@@ -99,14 +99,11 @@ class ServerReader(ArgumentReader):
         self.options["tiers.page_size_tokens"] = size
 
     def read_ranks(self) -> int:
-        """GPUs that hold a part of the model each; 1 where sizes are per rank here, too."""
+        """GPUs that hold a part of the model each."""
         ranks = self.whole("--tp-size") or 1
         replicas = self.whole("--dp-size") or 1
-        if ranks > 1 and not self.put("ranks.tp", ranks, ""):
-            self.notes.append(
-                f"--tp-size {ranks}: not in this version (ranks.tp): one GPU holds the whole model "
-                f"and its cache; sizes that SGLang takes for each rank are taken {ranks} times"
-            )
+        if ranks > 1:
+            self.options["ranks.tp"] = ranks
         if replicas > 1:
             self.put("instances", replicas, f"--dp-size {replicas}")
             method = self.text("--load-balance-method")
@@ -116,7 +113,7 @@ class ServerReader(ArgumentReader):
                 self.notes.append(
                     f"--load-balance-method {method}: not simulated: replicas are served by turns"
                 )
-        return 1 if "ranks.tp" in self.options else ranks
+        return ranks
 
 
 def _either(sizes: tuple[int, ...]) -> str:

@@ -192,16 +192,7 @@ def replay_variant(
     if run.interrupted:
         raise KeyboardInterrupt
     outcome = run.outcome()
-    if variant.own:
-        named = ", ".join(f"{key} = {name}" for key, name in variant.own.items())
-        warnings: list[str] = outcome.summary["warnings"]  # pyright: ignore[reportAssignmentType]
-        outcome.summary["warnings"] = [
-            f"own_policy: {named}: scenario.toml holds what stands in for it; hicache compare "
-            "repeats this run, hicache replay does not",
-            *warnings,
-        ]
-        head = [f"# {key} was {name}, a class of the user's" for key, name in variant.own.items()]
-        outcome.scenario_text = "\n".join([*head, "", outcome.scenario_text])
+    own_policy.note(outcome, variant.own)
     return outcome
 
 

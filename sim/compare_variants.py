@@ -154,14 +154,12 @@ def check_study(study: Study) -> None:
     if twice is not None:
         raise InputError(f"two variants are called {twice}: name them, as --variant NAME:KEY=VALUE")
     for variant in study.variants:
-        check_own(variant.own)
         for trace in study.traces:
             scenario = study.scenario_of(variant, trace)
-            if scenario.mode == "untimed" and "restore.policy" in variant.own:
-                raise InputError(
-                    f"variant {variant.name}: mode is untimed, and a run in which nothing takes "
-                    "time asks no restore policy"
-                )
+            try:
+                check_own(variant.own, scenario.mode)
+            except InputError as error:
+                raise InputError(f"variant {variant.name}: {error}") from None
             _check_pairs(study, trace, scenario, variant)
 
 

@@ -9,13 +9,14 @@ lanes holds the faults too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from simpy import Environment
 
 from hicache.errors import TransferError
 from hicache.kernel import Pending, post, stamp
-from hicache.operations import Completion, Copy, Operation
+from hicache.operations import Completion, Copy, Lookup, Operation
 from hicache.ports import Lanes
 from sim.timer import Timer
 
@@ -24,12 +25,13 @@ class FaultyLanes:
     """Wraps `inner`.
 
     `fail`: probability that a copy ends in a TransferError. `slow`: probability that an operation
-    ends up to `slow_ns` later than it did on its device.
+    ends up to `slow_ns` later than it did on its device. `rank_late_ns`: so much later ends, by
+    rank, all that a rank asks of a store and moves to or from it; 0 beyond its end.
     """
 
     def __init__(
         self, env: Environment, inner: Lanes, rng: Random, *, fail: float = 0.0, slow: float = 0.0,
-        slow_ns: int = 1_000_000,
+        slow_ns: int = 1_000_000, rank_late_ns: Sequence[int] = (),
     ) -> None:  # fmt: skip
         assert 0.0 <= fail <= 1.0
         assert 0.0 <= slow <= 1.0
@@ -40,6 +42,7 @@ class FaultyLanes:
         self._fail = fail
         self._slow = slow
         self._slow_ns = slow_ns
+        self._rank_late_ns = tuple(rank_late_ns)
         # Inner operations under way, by number.
         self._under_way: dict[int, Pending[Completion]] = {}
 
@@ -49,17 +52,22 @@ class FaultyLanes:
         fails = rng.random() < self._fail
         is_late = rng.random() < self._slow
         late_ns = rng.randint(1, self._slow_ns)
+        late_ns = (late_ns if is_late else 0) + self._late_by_rank(operation)
         inner = self._inner.submit(operation)
         outer: Pending[Completion] = Pending(self._env, inner.number, inner.submitted_ns)
-        fate = _Fate(
-            self, outer, operation, fails and isinstance(operation, Copy), late_ns if is_late else 0
-        )
+        fate = _Fate(self, outer, operation, fails and isinstance(operation, Copy), late_ns)
         if inner.callbacks is None:  # over already: the lanes inside take no time
             fate.device_done(inner)
         else:
             self._under_way[inner.number] = inner
             inner.callbacks.append(fate.device_done)
         return outer
+
+    def _late_by_rank(self, operation: Operation) -> int:
+        asked = isinstance(operation, Lookup) or (isinstance(operation, Copy) and operation.keys)
+        if not asked or operation.rank >= len(self._rank_late_ns):  # type: ignore[union-attr]
+            return 0
+        return self._rank_late_ns[operation.rank]  # type: ignore[union-attr]
 
     def end_burst(self, pending: Pending[Completion]) -> None:
         """Pass the wish on; a burst that is over on its device is left alone."""

@@ -15,10 +15,16 @@ from sim.ranges import RangeWatch
 
 
 class Host:
-    """Engine time and CPU copies. `copy_threads`: the profile's number if None."""
+    """Engine time and CPU copies. `copy_threads`: the profile's number if None. `ranks`: engines
+    that run in step on this host, each with a thread of its own; they share the copy threads.
+    """
 
     def __init__(
-        self, profile: HostProfile, watch: RangeWatch, copy_threads: int | None = None
+        self,
+        profile: HostProfile,
+        watch: RangeWatch,
+        copy_threads: int | None = None,
+        ranks: int = 1,
     ) -> None:
         engine = profile.engine
         self._watch = watch
@@ -38,7 +44,8 @@ class Host:
         self.free_ns = 0
         self._copies_free_ns = 0
         rates = line(profile.copy_bytes_per_s.points)
-        self._copy_rate = rates.at(min(copy_threads or profile.copy_threads.value, rates.xs[-1]))
+        threads = min(copy_threads or profile.copy_threads.value, rates.xs[-1])
+        self._copy_rate = rates.at(threads) / ranks
 
     def issue_copy(self, now_ns: int, operation: Copy) -> int:
         """When the engine's thread, asked at `now_ns`, has the copy ready for its device."""

@@ -4,6 +4,10 @@
       lanes() -> SimLanes          one engine's own host thread, PCIe link and GPU
       disk, or store               shared by all of them
 
+An engine of several tensor-parallel ranks has a GPU, a link and a thread for each, which do the
+same at the same time: one of each is simulated. Their ways to L3 are not one: all use the one
+device.
+
 Every operation passes the engine's thread (`sim.host`), then its device. A device finishes it when
 it is done; nothing is on SimPy's queue as a completion before that, because sharing and cut bursts
 move ends.
@@ -13,7 +17,7 @@ move ends.
 # `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -29,35 +33,43 @@ from scenario.stores import StoreProfile
 from scenario.transfer_mode import TransferMode, chosen_mode
 from sim.contention import Contention
 from sim.disk import Disk
+from sim.every_rank import EveryRank
 from sim.gpu import Gpu
 from sim.host import Host
 from sim.keyed_store import KeyedStore
 from sim.layered import STAGED_GROUPS
 from sim.pcie import Link
 from sim.ranges import RangeWatch
-from sim.scaling import Geometry, scaled
+from sim.scaling import Geometry
 from sim.step_model import StepModel, step_model
 from sim.stores import SharedStore, StoreClient
+from sim.tensor_parallel import of_ranks
+
+Storage = Disk | StoreClient | EveryRank | KeyedStore
 
 
 class SimLanes:
-    """One engine's devices (`hicache.ports.Lanes`). All lanes of an environment share `numbers`."""
+    """One engine's devices (`hicache.ports.Lanes`). All lanes of an environment share `numbers`.
+    `others`: threads and ways to a store of ranks 1 and up.
+    """
 
     def __init__(
         self,
         env: Environment,
         host: Host,
         link: Link,
-        disk: Disk | StoreClient | KeyedStore,
+        disk: Storage,
         gpu: Gpu,
         *,
         numbers: Iterator[int],
+        others: Sequence[tuple[Host, KeyedStore]] = (),
     ) -> None:
         self._env: Any = env  # its times are ints
         self._host = host
         self._link = link
-        self._disk: Disk | StoreClient | KeyedStore = disk
+        self._disk: Storage = disk
         self._gpu = gpu
+        self._others = tuple(others)
         self._numbers = numbers
 
     def submit(self, operation: Operation) -> Pending[Completion]:
@@ -65,13 +77,17 @@ class SimLanes:
         now = self._env._now
         pending: Pending[Completion] = Pending(self._env, next(self._numbers), now)
         if type(operation) is Copy:
+            if operation.rank:
+                host, store = self._others[operation.rank - 1]
+                store.submit(pending, operation, host.issue_copy(now, operation))
+                return pending
             ready_ns = self._host.issue_copy(now, operation)
             if operation.direction in ("h2d", "d2h"):
                 self._link.submit(pending, operation, ready_ns)
             else:
                 self._disk.submit(pending, operation, ready_ns)
         elif type(operation) is Lookup:
-            storage = self._disk
+            storage = self._others[operation.rank - 1][1] if operation.rank else self._disk
             assert isinstance(storage, KeyedStore), "only a store is asked by key"
             storage.lookup(pending, operation)
         else:
@@ -97,7 +113,10 @@ class SimMachine:
     `store`: what L3 lies in; None: the disk. `backend`: of `hw.transfers`, for mode "backend".
     `disk_workers`, `copy_threads`: the profile's if None; so many disk workers serve either
     direction. `contents`: what is in L3, where that is a store that is asked by page key, and not
-    the engine's own. Raises InputError for a transfer mode that the profile knows nothing of.
+    the engine's own; of a page's only object, or of each: equally many for every rank. `ranks`:
+    tensor-parallel ranks of each engine, of which `writing_ranks` write L3 and all read it;
+    `geometry` is that of the whole model. Raises InputError for a transfer mode that the profile
+    knows nothing of, and for steps that were sampled on another number of ranks.
     """
 
     def __init__(
@@ -113,7 +132,9 @@ class SimMachine:
         numbers: Iterator[int] | None = None,
         keeps_step_ends: bool = True,
         store: StoreProfile | None = None,
-        contents: StoreContents | None = None,
+        contents: StoreContents | Sequence[StoreContents] | None = None,
+        ranks: int = 1,
+        writing_ranks: int = 1,
     ) -> None:
         for key, number in (("disk_workers", disk_workers), ("copy_threads", copy_threads)):
             if number is not None and number < 1:
@@ -128,14 +149,18 @@ class SimMachine:
         self._watch = RangeWatch()
         self.disk = Disk(env, profile.disk, disk_workers, self._watch)
         self.store = SharedStore(env, store) if store is not None else None
-        self._contents = contents
-        gpu, self._scaling = scaled(profile.gpu, geometry or profile.gpu.model)
+        self._contents: Sequence[StoreContents] = ()
+        if contents is not None:
+            self._contents = [contents] if isinstance(contents, StoreContents) else contents
+        self._ranks = ranks
+        self._writing_ranks = writing_ranks
+        gpu, self._scaling = of_ranks(profile.gpu, geometry or profile.gpu.model, ranks)
         self._layers = (geometry or profile.gpu.model).layers
         self.steps: StepModel = step_model(gpu, self._watch)
 
     def lanes(self) -> SimLanes:
         """Devices for one more engine: its own GPU, link and host; the one disk, or store."""
-        host = Host(self.profile.host, self._watch, self._copy_threads)
+        host = self._host()
         parts = self.profile.interference
         contention = Contention(parts) if parts is not None else None
         link = Link(
@@ -155,12 +180,31 @@ class SimMachine:
             groups=STAGED_GROUPS if loads_staged else self._layers,
             contention=contention,
         )
-        client = self.store.client() if self.store is not None else None
-        storage: Disk | StoreClient | KeyedStore = client or self.disk
-        if self._contents is not None:
+        client = self.store.client(self._ranks) if self.store is not None else None
+        device: Disk | StoreClient = client or self.disk
+        storage: Storage = device
+        others: list[tuple[Host, KeyedStore]] = []
+        if self._contents:
             lookup_ns = client.lookup_ns if client is not None else self._look_on_disk_ns
-            storage = KeyedStore(self._env, storage, self._contents, lookup_ns)
-        return SimLanes(self._env, host, link, storage, gpu, numbers=self.numbers)
+            storage, *more = (
+                KeyedStore(self._env, device, parts, lookup_ns) for parts in self._parts()
+            )
+            others = [(self._host(), each) for each in more]
+        elif self._ranks > 1:
+            storage = EveryRank(device, self._ranks, self._writing_ranks)
+        return SimLanes(self._env, host, link, storage, gpu, numbers=self.numbers, others=others)
+
+    def _host(self) -> Host:
+        return Host(self.profile.host, self._watch, self._copy_threads, self._ranks)
+
+    def _parts(self) -> list[Sequence[StoreContents]]:
+        """Which contents each rank reads: a share of its own, or the only ones."""
+        contents, ranks = self._contents, self._ranks
+        if len(contents) == 1:
+            return [contents] * ranks
+        assert len(contents) % ranks == 0, "objects of a page that no rank would have whole"
+        each = len(contents) // ranks
+        return [contents[rank * each : (rank + 1) * each] for rank in range(ranks)]
 
     def _look_on_disk_ns(self, _pages: int) -> int:
         """A question to the machine's own disk takes as long as to begin to read."""

@@ -7,21 +7,23 @@
 
 Whatever it gets wrong is one InputError that names it and what it was asked: a class that cannot be
 made, an answer of another shape, a goal that nobody holds, an exception of its own. Its module is
-looked for as Python does from the working folder; `mine.py:Class` names a file. Refuses to guard
-against a policy that means harm: it is Python, and runs as such.
+looked for as Python does from the working folder; `mine.py:Class` names a file. What goes to
+another process is an `OwnClass`, with the digest of its file. Refuses to guard against a policy
+that means harm: it is Python, and runs as such.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 from hicache.engine import Engine
 from hicache.errors import InputError
@@ -29,6 +31,7 @@ from hicache.eviction import Key
 from hicache.node import Node
 from hicache.restore_policy import Choice
 from hicache.tree import Match
+from report.outcome import Outcome
 from scenario.names import nearest
 
 RESTORE, EVICTION = "restore.policy", "cache.eviction"
@@ -38,28 +41,54 @@ KEYS = (RESTORE, EVICTION)
 STAND_INS = {RESTORE: "cost", EVICTION: "lru"}
 
 
+class OwnClass(NamedTuple):
+    """A class that another process is to use: for which of `KEYS`, its name as it was given, the
+    folder that its module is looked for from, and the SHA-256 of its file.
+    """
+
+    key: str
+    name: str
+    folder: str
+    sha256: str
+
+
 def is_own(value: object) -> bool:
     """Whether a value of one of `KEYS` names a class and not a built-in policy."""
     return isinstance(value, str) and ":" in value
 
 
-def load_class(name: str, key: str) -> type:
-    """The class that `name`, "module:Class" or "file.py:Class", stands for.
+def without_own(options: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+    """`options` as a scenario takes them, and the classes that stood there, by key."""
+    own = {key: str(options[key]) for key in KEYS if is_own(options.get(key))}
+    return {**options, **{key: STAND_INS[key] for key in own}}, own
+
+
+def owned(own: Mapping[str, str], mode: str) -> tuple[OwnClass, ...]:
+    """The classes of `own` (key: class), checked as `check_own` does, for other processes."""
+    check_own(own, mode)
+    here = os.getcwd()
+    return tuple(OwnClass(key, name, here, _sha256(name, here)) for key, name in own.items())
+
+
+def load_class(name: str, key: str, folder: str = "") -> type:
+    """The class that `name`, "module:Class" or "file.py:Class", stands for, seen from `folder`
+    ("": the working folder).
 
     Raises InputError, beginning with `key`, where there is none.
     """
+    folder = folder or os.getcwd()
     module_name, _, class_name = name.rpartition(":")
     module_name, class_name = module_name.strip(), class_name.strip()
     where = f'{key} is "{name}"'
     if not module_name or not class_name.isidentifier():
         raise InputError(f"{where}: it must be module:Class, as my_policies:LongOnly")
     try:
-        module = _module(module_name)
+        module = _module(module_name, folder)
     except ModuleNotFoundError as error:
         if error.name and not module_name.startswith(error.name):
             raise InputError(f"{where}: {module_name} imports {error.name}: not found") from None
         raise InputError(
-            f"{where}: there is no module {module_name} in {os.getcwd()} or on Python's path"
+            f"{where}: there is no module {module_name} in {folder} or on Python's path"
         ) from None
     except Exception as error:
         raise InputError(f"{where}: {module_name} cannot be imported: {_told(error)}") from None
@@ -77,8 +106,15 @@ def load_class(name: str, key: str) -> type:
     return found
 
 
-def check_own(own: Mapping[str, str]) -> None:
-    """Load every class of `own` and look at what it takes, before anything runs. InputError."""
+def check_own(own: Mapping[str, str], mode: str) -> None:
+    """Load every class of `own` and look at what it takes, before anything runs in `mode`. Raises
+    InputError.
+    """
+    if mode == "untimed" and RESTORE in own:
+        raise InputError(
+            f'{RESTORE} is "{own[RESTORE]}": mode is untimed, and a run in which nothing takes '
+            "time asks no restore policy"
+        )
     for key, name in own.items():
         found = load_class(name, key)
         made_with = ("page_size_tokens", "belief") if key == RESTORE else ()
@@ -90,13 +126,25 @@ def check_own(own: Mapping[str, str]) -> None:
         )  # fmt: skip
 
 
-def install(engine: Engine, own: Mapping[str, str]) -> None:
-    """Let `engine`, which has served nothing yet, follow the policies of `own` (key: class).
+def install_owned(engine: Engine, own: Sequence[OwnClass]) -> None:
+    """As `install`, in whatever process; raises InputError where the file is another one there."""
+    for each in own:
+        if _sha256(each.name, each.folder) != each.sha256:
+            raise InputError(
+                f'{each.key} is "{each.name}": its file is another than when this began: it must '
+                "not change meanwhile, and must be the same on every node"
+            )
+        install(engine, {each.key: each.name}, each.folder)
+
+
+def install(engine: Engine, own: Mapping[str, str], folder: str = "") -> None:
+    """Let `engine`, which has served nothing yet, follow the policies of `own` (key: class), whose
+    modules are looked for from `folder`.
 
     Every engine gets an instance of its own, and all its tiers share it.
     """
     for key, name in own.items():
-        found = load_class(name, key)
+        found = load_class(name, key, folder)
         arguments: tuple[Any, ...] = ()
         if key == RESTORE:
             arguments = (engine.options.page_size_tokens, engine.belief)
@@ -159,31 +207,67 @@ def _checked_key(strategy: Callable[[Node], Any], name: str) -> Callable[[Node],
     return key
 
 
-def _module(name: str) -> Any:
+def note(outcome: Outcome, own: Mapping[str, str]) -> None:
+    """Say in what a run left which classes it ran with."""
+    if not own:
+        return
+    named = ", ".join(f"{key} = {name}" for key, name in own.items())
+    warnings: list[str] = outcome.summary["warnings"]  # pyright: ignore[reportAssignmentType]
+    outcome.summary["warnings"] = [
+        f"own_policy: {named}: scenario.toml holds what stands in for it; hicache compare, sweep "
+        "and plan take such a class, hicache replay does not",
+        *warnings,
+    ]
+    outcome.scenario_text = f"{head_lines(own)}\n{outcome.scenario_text}"
+
+
+def head_lines(own: Mapping[str, str]) -> str:
+    """What stands above a scenario that holds stand-ins: a line for each class."""
+    return "".join(f"# {key} was {name}, a class of the user's\n" for key, name in own.items())
+
+
+def _module(name: str, folder: str) -> Any:
     if name.endswith(".py"):
-        path = os.path.abspath(os.path.expanduser(name))
-        if not os.path.isfile(path):
-            raise ModuleNotFoundError(name, name=name)
-        known = f"_hicache_own_{path}"
-        if known not in sys.modules:
-            spec = importlib.util.spec_from_file_location(known, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[known] = module
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[known]
-                raise
-        return sys.modules[known]
+        return _module_of_file(os.path.join(folder, os.path.expanduser(name)), name)
     # An installed command does not look into the working folder; `python -m` does.
-    here = os.getcwd()
-    sys.path.insert(0, here)
+    sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
+
+
+def _module_of_file(path: str, name: str) -> Any:
+    path = os.path.abspath(path)
+    if not os.path.isfile(path):
+        raise ModuleNotFoundError(name, name=name)
+    with open(path, "rb") as opened:
+        source = opened.read()
+    # Another content is another module: a notebook goes on after an edit.
+    known = f"_hicache_own_{hashlib.sha256(source).hexdigest()}_{path}"
+    if known not in sys.modules:
+        spec = importlib.util.spec_from_file_location(known, path)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[known] = module
+        try:
+            # Of these very bytes, not of a compiled form that looks as old.
+            exec(compile(source, path, "exec"), vars(module))
+        except BaseException:
+            del sys.modules[known]
+            raise
+    return sys.modules[known]
+
+
+def _sha256(name: str, folder: str) -> str:
+    """Of the file that class `name`, which can be loaded, is in; of nothing, if it is in none."""
+    module = name.rpartition(":")[0].strip()
+    return _digest(getattr(_module(module, folder), "__file__", None) or os.devnull)
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _check_takes(owner: type, callee: Any, names: tuple[str, ...], says: str) -> None:

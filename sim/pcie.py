@@ -12,7 +12,7 @@ on their stream each goes at the duplex rate, from the moment the other begins t
 ends; the gather kernel (3 to 6 % of the DMA on an H200) is slowed with it. So it is with a GPU step
 that goes on, where the profile knows what it takes of a copy (`sim.contention`).
 
-A run may have one back-end that both directions wait for (`pcie.backends.at_once` is 1): then one
+Where both directions of a run share one back-end (`pcie.backends.at_once` is 1, as it was once) one
 copy goes at a time, whoever is ready first, and of two that wait the one of the other direction.
 """
 
@@ -313,7 +313,7 @@ class _Scatter(Timer):
 
 
 def _at_once(profile: PcieProfile) -> int:
-    """How many copies of both directions a run's back-end has under way."""
+    """How many copies of both directions a run has under way."""
     backends = profile.backends
     return 2 if backends is None or backends.at_once is None else backends.at_once.value
 

@@ -9,16 +9,19 @@ Which points are simulated decides `sim.plan_search`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from hicache.errors import InputError
+from hicache.options import EngineOptions
 from scenario.geometry import ModelGeometry, load_geometry
 from scenario.load import load_scenario
 from scenario.profile import Profile, load_profile
 from scenario.records import Scenario
 from scenario.resolve import resolve
+from scenario.sizes import Size
 from sim.curve_trace import ExactReuse, TraceUses
+from sim.own_policy import RESTORE, check_own, without_own
 from sim.plan_sizes import Ladder, Limits, Pair, Sizing, size_text
 from sim.sweep import check_cell
 from traces.reader import Trace, open_trace
@@ -33,19 +36,28 @@ TOLERANCE = 0.001
 class Wishes:
     """What is asked for, besides the scenario that everything else is taken from.
 
-    `page_sizes` empty: those of `PAGE_SIZES` that suit the trace. `l2`, `l3`: sizes in bytes in
-    place of the curve's; None: the curve's. `ttft_p99_ms`: the goal; None: none.
+    `page_sizes` empty: those of `PAGE_SIZES` that suit the trace. `l2`, `l3`: sizes in bytes, or
+    multiples of L1, in place of the curve's; None: the curve's. `ttft_p99_ms`: the goal; None:
+    none.
     """
 
     scenario: str | None
     options: Mapping[str, object]
     page_sizes: Sequence[int] = ()
     policies: Sequence[str] = POLICIES
-    l2: Sequence[int] | None = None
-    l3: Sequence[int] | None = None
+    l2: Sequence[int | Size] | None = None
+    l3: Sequence[int | Size] | None = None
     ttft_p99_ms: float | None = None
     tolerance: float = TOLERANCE
     exhaustive: bool = False
+
+    def load(self, options: Mapping[str, object]) -> Scenario:
+        """The scenario of the wishes under `options`, with stand-ins for classes of the user's."""
+        return load_scenario(self.scenario, without_own({**self.options, **options})[0])
+
+    def own(self, policy: str) -> dict[str, str]:
+        """The classes of the user's that take part under `policy`, by key."""
+        return without_own({**self.options, RESTORE: policy})[1]
 
 
 class Point(NamedTuple):
@@ -66,6 +78,8 @@ class Plan:
     profile: Profile
     geometry: ModelGeometry
     limits: Limits
+    # In bytes, of one rank: what `wishes` names in place of the curve's sizes.
+    given: Mapping[str, Sequence[int] | None]
     sizings: dict[int, Sizing] = field(default_factory=dict)
     reuses: dict[int, tuple[TraceUses, ExactReuse]] = field(default_factory=dict)
     ladder: Ladder = field(default_factory=Ladder)
@@ -77,7 +91,7 @@ class Plan:
 
     def scenario_of(self, point: Point) -> Scenario:
         """The whole scenario of a point."""
-        return load_scenario(self.wishes.scenario, {**self.wishes.options, **options_of(point)})
+        return self.wishes.load(options_of(point))
 
     def cost(self, point: Point) -> float:
         """Of L2 and L3 of a node, in the unit of the prices."""
@@ -140,25 +154,27 @@ def options_of(point: Point) -> dict[str, object]:
         "tiers.page_size_tokens": point.page_size_tokens,
         "tiers.l2": size_text(point.pair.l2_bytes),
         "tiers.l3": size_text(point.pair.l3_bytes),
-        "restore.policy": point.policy,
+        RESTORE: point.policy,
     }
 
 
 def prepare_plan(wishes: Wishes, limits: Callable[[Profile], Limits]) -> Plan:
-    """Open what is named, read the trace once for each page size. Raises InputError."""
-    bare = {**wishes.options, "tiers.l2": "0", "tiers.l3": "0"}
+    """Open what is named. `limits` with `ranks` 0: a node is one server. Raises InputError."""
+    bare: dict[str, object] = {"tiers.l2": "0", "tiers.l3": "0"}
     if wishes.page_sizes:
         bare["tiers.page_size_tokens"] = wishes.page_sizes[0]
-    base = load_scenario(wishes.scenario, bare)
+    base = wishes.load(bare)
     check_cell(base)
     if base.mode != "timed":
         raise InputError("mode is untimed: a plan is about TTFT; leave it timed")
     if base.cache.write_policy == "none":
         raise InputError('cache.write_policy is "none": nothing is ever written to L2 or L3')
     profile, geometry = load_profile(base.machine.profile), load_geometry(base.model.name)
-    _check_fits(base, profile, geometry)
+    options = _check_fits(base, profile, geometry)
+    l1_bytes = options.device_pages * options.page_bytes
     for policy in wishes.policies:
-        load_scenario(wishes.scenario, {**bare, "restore.policy": policy})
+        wishes.load({**bare, "restore.policy": policy})
+        check_own(wishes.own(policy), base.mode)
     trace = open_trace(
         base.trace.path, block_tokens=base.trace.block_tokens, speed=base.trace.speed,
         tokenizer=base.trace.tokenizer, on_error=base.trace.on_error,
@@ -170,15 +186,40 @@ def prepare_plan(wishes: Wishes, limits: Callable[[Profile], Limits]) -> Plan:
             "--set trace.prefix_share=0.5 makes up what prompts share"
         )
     return Plan(
-        wishes, base, trace, profile, geometry.with_kv_dtype(base.model.kv_dtype), limits(profile)
-    )
+        wishes, base, trace, profile, geometry.with_kv_dtype(base.model.kv_dtype),
+        _of_node(limits(profile), options),
+        {"l2": _in_bytes(wishes.l2, l1_bytes), "l3": _in_bytes(wishes.l3, l1_bytes)},
+    )  # fmt: skip
 
 
-def _check_fits(base: Scenario, profile: Profile, geometry: ModelGeometry) -> None:
+def _check_fits(base: Scenario, profile: Profile, geometry: ModelGeometry) -> EngineOptions:
     """A machine that cannot hold model and L1 is refused, with the numbers."""
-    for warning in resolve(base, profile, geometry).warnings:
+    options, warnings = resolve(base, profile, geometry)
+    for warning in warnings:
         if warning.startswith(("tiers.l1 is", "model.name is")):
             raise InputError(warning)
+    return options
+
+
+def _of_node(limits: Limits, options: EngineOptions) -> Limits:
+    """The limits of a node with so many GPUs, which are whole servers."""
+    ranks = limits.ranks or options.ranks
+    if ranks % options.ranks:
+        raise InputError(
+            f"--ranks is {ranks}: a server has {options.ranks} (ranks.tp); it must be a multiple "
+            "of that"
+        )
+    servers = ranks // options.ranks
+    return replace(limits, ranks=ranks, l3_ranks=servers * options.writing_ranks)
+
+
+def _in_bytes(sizes: Sequence[int | Size] | None, l1_bytes: int) -> list[int] | None:
+    if sizes is None:
+        return None
+    return [
+        each if isinstance(each, int) else each.digits * l1_bytes // 10**each.decimals
+        for each in sizes
+    ]
 
 
 def _order(point: Point) -> tuple[object, ...]:

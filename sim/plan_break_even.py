@@ -24,6 +24,7 @@ from simpy import Environment
 from hicache.operations import Chunk, Copy, Direction, Prefill
 from scenario.geometry import ModelGeometry
 from scenario.profile import Profile
+from scenario.ranks import rank_geometry
 from scenario.records import Scenario
 from sim.lanes import SimMachine
 from traces.reuse import HitRuns
@@ -84,7 +85,7 @@ def break_even(
         left = computing - rest
         single.append(size / left * 1e9 if left > 0 else float("inf"))
         if disk + rest - times.fixed_ns < computing:
-            pays_tokens += size // times.token_bytes
+            pays_tokens += size // times.read_bytes
     tokens = sum(reads.pages) * page
     left_ns = total_ns - rest_ns
     single.sort()
@@ -110,12 +111,15 @@ class _Times:
     def __init__(self, scenario: Scenario, profile: Profile, geometry: ModelGeometry) -> None:
         self._page = scenario.tiers.page_size_tokens
         self._chunk = scenario.scheduler.chunk_tokens
-        self.token_bytes = geometry.kv_bytes_per_token
+        # Of one rank, and of all: each reads its own part of a token.
+        self.token_bytes = rank_geometry(geometry, scenario.ranks).kv_bytes_per_token
+        self.read_bytes = self.token_bytes * scenario.ranks.tp
         self.fixed_ns = profile.disk.read_latency_ns.value + profile.host.engine.s2h_ns.value
         self._env = Environment(0)
         machine = SimMachine(
             self._env, profile, geometry, transfer_mode=scenario.machine.transfer_mode,
-            backend=scenario.hw.transfers,
+            backend=scenario.hw.transfers, ranks=scenario.ranks.tp,
+            writing_ranks=scenario.ranks.writing_ranks(geometry),
         )  # fmt: skip
         self._steps, self._lanes = machine.steps, machine.lanes()
         self._step_ns = profile.host.engine.step_ns.value
@@ -131,7 +135,7 @@ class _Times:
             # A hit leaves the last token to compute.
             behind = min(behind, prompt - 1)
             computing = self._prefill_ns(before, prompt) - self._prefill_ns(behind, prompt)
-            size = pages * self._page * self.token_bytes
+            size = pages * self._page * self.read_bytes
             rest = self.fixed_ns + self._copy_ns("h2d", pages)
             yield computing, rest, self._copy_ns("s2h", pages), size
 

@@ -96,7 +96,7 @@ def _memory(plan: Plan, point: Point) -> dict[str, Any]:
         "host_per_rank_bytes": pair.l2_bytes,
         "host_per_node_bytes": limits.ranks * pair.l2_bytes,
         "storage_per_rank_bytes": pair.l3_bytes,
-        "storage_per_node_bytes": limits.ranks * pair.l3_bytes,
+        "storage_per_node_bytes": limits.storing * pair.l3_bytes,
         "machine_host_bytes": limits.host_bytes,
         "host_fraction": limits.host_fraction,
         "machine_storage_bytes": limits.storage_bytes,

@@ -18,10 +18,10 @@ from dataclasses import replace
 
 from hicache.errors import InputError
 from scenario.geometry import load_geometry
-from scenario.load import load_scenario
 from scenario.resolve import resolve
 from sim.curve_points import curve_of
 from sim.curve_trace import CurveRules, ExactReuse, read_uses
+from sim.own_policy import owned
 from sim.plan import PAGE_SIZES, Plan, Point
 from sim.plan_sizes import Pair, Sizing, ladder_of, worth_a_run
 from sim.sweep_cell import Done, Job, job_of
@@ -39,8 +39,7 @@ def search(plan: Plan, run: Runner, priced: str) -> None:
         _run(plan, run, [alone], "L1 alone")
         if alone in plan.figures:
             _take_from_l1(plan, plan.figures[alone]["hit_rates.all.tokens.device"])
-            given = {"l2": plan.wishes.l2, "l3": plan.wishes.l3}
-            plan.ladder = ladder_of(plan.sizings[base], plan.limits, given, priced)
+            plan.ladder = ladder_of(plan.sizings[base], plan.limits, plan.given, priced)
             _simulate(plan, run, base, priced)
     except KeyboardInterrupt:
         if not plan.figures:
@@ -53,12 +52,11 @@ def search(plan: Plan, run: Runner, priced: str) -> None:
 def _read_curves(plan: Plan) -> None:
     base, wishes = plan.base, plan.wishes
     for page in wishes.page_sizes or PAGE_SIZES:
-        options = {**wishes.options, "tiers.page_size_tokens": page, "tiers.l2": "0",
-                   "tiers.l3": "0"}  # fmt: skip
+        options = {"tiers.page_size_tokens": page, "tiers.l2": "0", "tiers.l3": "0"}
         rules = CurveRules(page, base.cache.pages, base.cache.hit_cap, base.cache.outputs)
         taker = ExactReuse()
         try:
-            scenario = load_scenario(wishes.scenario, options)
+            scenario = wishes.load(options)
             resolved = resolve(scenario, plan.profile, load_geometry(base.model.name)).options
             uses = read_uses(plan.trace, rules, [taker])
         except InputError:
@@ -160,7 +158,10 @@ def _run(plan: Plan, run: Runner, points: Iterable[Point], what: str) -> None:
     wanted = [each for each in points if each not in plan.figures and each not in plan.failed]
     if not wanted:
         return
-    jobs = [job_of(number, plan.scenario_of(point)) for number, point in enumerate(wanted)]
+    jobs = [
+        job_of(number, plan.scenario_of(point), own=owned(plan.wishes.own(point.policy), "timed"))
+        for number, point in enumerate(wanted)
+    ]
     found: dict[int, Done] = {}
     results = run(jobs, what)
     try:

@@ -47,7 +47,8 @@ class Largest(NamedTuple):
 class Limits:
     """What may be used, for all ranks of a node together; None: no limit is known.
 
-    `budget` is in the unit of the prices, which are for a GiB.
+    `budget` is in the unit of the prices, which are for a GiB. `ranks`: GPUs of the node, each with
+    an L2 of its own, of which `l3_ranks` (0: all) have an L3.
     """
 
     machine: str
@@ -58,28 +59,35 @@ class Limits:
     price_l2: float
     price_l3: float
     budget: float | None
+    l3_ranks: int = 0
+
+    @property
+    def storing(self) -> int:
+        """Ranks that have an L3."""
+        return self.l3_ranks or self.ranks
 
     def cost(self, pair: Pair) -> float:
         """Of a node's L2 and L3."""
-        a_rank = pair.l2_bytes * self.price_l2 + pair.l3_bytes * self.price_l3
-        return self.ranks * a_rank / GIB
+        l2, l3 = self.ranks * pair.l2_bytes, self.storing * pair.l3_bytes
+        return (l2 * self.price_l2 + l3 * self.price_l3) / GIB
 
     def refusal(self, pair: Pair, priced: str) -> str:
         """Why the pair cannot be, with the numbers; "" if it can."""
-        times = f" x {self.ranks} ranks" if self.ranks > 1 else ""
-        for name, has, what in (
-            ("L2", pair.l2_bytes, self._host), ("L3", pair.l3_bytes, self._storage)
-        ):  # fmt: skip
+        for name, has, ranks, what in (
+            ("L2", pair.l2_bytes, self.ranks, self._host),
+            ("L3", pair.l3_bytes, self.storing, self._storage),
+        ):
             most, said = what
-            if most is not None and self.ranks * has > most:
+            if most is not None and ranks * has > most:
                 return (
-                    f"{name} of {bytes_text(has)}{times} needs {bytes_text(self.ranks * has)}: "
-                    f"{said}"
+                    f"{name} of {bytes_text(has)}{_times(ranks)} needs "
+                    f"{bytes_text(ranks * has)}: {said}"
                 )
         if self.budget is not None and self.cost(pair) > self.budget:
             return (
-                f"L2 of {bytes_text(pair.l2_bytes)} and L3 of {bytes_text(pair.l3_bytes)}{times} "
-                f"cost {self.cost(pair):,.6g} {priced}: the budget is {self.budget:,.6g}"
+                f"L2 of {bytes_text(pair.l2_bytes)} and L3 of {bytes_text(pair.l3_bytes)}"
+                f"{_times(self.ranks)} cost {self.cost(pair):,.6g} {priced}: the budget is "
+                f"{self.budget:,.6g}"
             )
         return ""
 
@@ -106,9 +114,9 @@ class Limits:
         host = int(self.host_bytes * self.host_fraction) // self.ranks
         if self.budget is not None and self.price_l2:
             host = min(host, int(self.budget / self.price_l2 * GIB / self.ranks))
-        storage = [] if self.storage_bytes is None else [self.storage_bytes // self.ranks]
+        storage = [] if self.storage_bytes is None else [self.storage_bytes // self.storing]
         if self.budget is not None and self.price_l3:
-            storage.append(int(self.budget / self.price_l3 * GIB / self.ranks))
+            storage.append(int(self.budget / self.price_l3 * GIB / self.storing))
         return Largest(_rounded(host, 0), _rounded(min(storage), 0) if storage else None)
 
 
@@ -220,6 +228,10 @@ def _steps(sizing: Sizing, most_bytes: int | None) -> Iterator[int]:
             yield size if most_bytes is None else min(size, most_bytes)
 
 
+def _times(ranks: int) -> str:
+    return f" x {ranks} ranks" if ranks > 1 else ""
+
+
 def _rounded(size_bytes: int, up: int) -> int:
     """`size_bytes` in GiB with `SIGNIFICANT` digits, rounded up (1) or down (0)."""
     if size_bytes <= 0:
@@ -239,6 +251,18 @@ def size_of(text: str, option: str = "size") -> int:
     if size.unit not in BYTE_UNITS:
         raise InputError(f"{option} is {text}: it must be bytes, such as 40GiB")
     return size.digits * BYTE_UNITS[size.unit] // 10**size.decimals
+
+
+def size_or_multiple(text: str, option: str) -> int | Size:
+    """Bytes of "40GiB", or the multiple of L1 that "2x" is. Raises InputError."""
+    size = parse_size(text, option)
+    if size.unit == "x":
+        return size
+    if not size.is_zero and size.unit not in BYTE_UNITS:
+        raise InputError(
+            f"{option} is {text}: it must be bytes, such as 40GiB, or a multiple of L1, such as 2x"
+        )
+    return size_of(text, option)
 
 
 def size_text(size_bytes: int) -> str:

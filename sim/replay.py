@@ -169,7 +169,10 @@ def prepare(
             "leave out --save-record, --record and --timeline, or set instances to 1"
         )
     env = Environment(0)
-    contents = StoreContents(options.storage_pages) if options.has_store else None
+    contents: list[StoreContents] = []
+    if options.has_store:
+        parts = scenario.ranks.store_parts(geometry)
+        contents = [StoreContents(options.storage_pages) for _ in range(parts)]
     machine: SimMachine | None = None
     replaying: ReplayLanes | None = None
     lanes: Lanes
@@ -188,7 +191,9 @@ def prepare(
             backend=scenario.hw.transfers,
             keeps_step_ends=record,
             store=load_store(scenario.machine.store) if scenario.machine.store else None,
-            contents=contents,
+            contents=contents or None,
+            ranks=options.ranks,
+            writing_ranks=options.writing_ranks,
         )
         lanes = machine.lanes()
     keeper = TimelineLanes(env, lanes) if timeline else None
@@ -205,7 +210,7 @@ def prepare(
             Engine(env, machine.lanes() if machine else lanes, replace(options, instance=number))
             for number in range(1, scenario.instances)
         ]
-        engine = Fleet(env, [first, *others], scenario.router, contents)
+        engine = Fleet(env, [first, *others], scenario.router, contents[0] if contents else None)
     return Run(
         scenario, options, geometry, profile, trace, env, engine, machine, warnings, load, keeper,
         lines, recorder, replaying,

@@ -85,9 +85,11 @@ class SharedStore:
         self._callbacks: Callbacks = [self._on_timer]
         self.moved_bytes = [0, 0]
 
-    def client(self) -> StoreClient:
-        """One more engine's way to the store."""
-        made = StoreClient(self._env, self, len(self._clients))
+    def client(self, ranks: int = 1) -> StoreClient:
+        """One more engine's way to the store: `ranks` processes on one host, each with workers of
+        its own; they share the client's rate.
+        """
+        made = StoreClient(self._env, self, len(self._clients), ranks)
         self._clients.append(made)
         return made
 
@@ -162,7 +164,7 @@ class SharedStore:
 class StoreClient:
     """One engine's side: takes `s2h` and `h2s` copies as `sim.disk.Disk` does."""
 
-    def __init__(self, env: Environment, store: SharedStore, number: int) -> None:
+    def __init__(self, env: Environment, store: SharedStore, number: int, ranks: int = 1) -> None:
         profile = store.profile
         self.number = number
         self._env: Any = env
@@ -171,7 +173,7 @@ class StoreClient:
         self._page_ns = profile.page_ns.value
         self._lookup_ns = profile.lookup_ns.value
         self._lookup_page_ns = profile.lookup_page_ns.value
-        self._workers = profile.workers.value
+        self._workers = profile.workers.value * ranks
         self._busy = [0, 0]
         self._waiting: tuple[deque[_Transfer], deque[_Transfer]] = (deque(), deque())
 

@@ -5,8 +5,9 @@
 
 Every cell is a whole scenario, made and checked before anything runs: one that cannot be is an
 InputError that names it. A cell's digest says what its figures depend on: scenario, contents of the
-trace, machine, store, model, and the sources of this program. So figures are kept and used again
-exactly as long as they are those that a run would give. Refuses to run anything.
+trace, machine, store, model, classes of the user's, and the sources of this program. So figures are
+kept and used again exactly as long as they are those that a run would give. Refuses to run
+anything.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from scenario.records import Scenario, dump_toml, value_types, values
 from scenario.resolve import resolve
 from scenario.sizes import Size
 from scenario.stores import dump_store, load_store
+from sim.own_policy import OwnClass, owned, without_own
 
 MOST_CELLS = 100_000
 # What a run's figures are computed by. `hw`, `calibrate` and `cli` have no part in a simulation.
@@ -48,6 +50,8 @@ class Cell:
     # The scenario file that it is made of, as it was given; "" without one.
     file: str
     digest: str
+    # What takes the place of built-in policies, whose stand-ins `scenario` holds.
+    own: tuple[OwnClass, ...] = ()
 
     @property
     def label(self) -> str:
@@ -86,18 +90,18 @@ def cells_of(grid: Grid) -> list[Cell]:
 
     Each is checked as far as that is possible without running it. Raises InputError.
     """
-    for each in (_content, _profile, _geometry, _store):
+    for each in (_content, _profile, _profile_text, _geometry, _store):
         each.cache_clear()
     made = [
-        (file, _scenario(file, {**grid.common, **dict(chosen)}))
+        (file, *_scenario(file, {**grid.common, **dict(chosen)}))
         for file, chosen in _combinations(grid)
     ]
-    told = _telling(grid, [scenario for *_, scenario in made])
+    told = _telling(grid, [scenario for _, scenario, _ in made])
     cells: list[Cell] = []
-    for number, (file, scenario) in enumerate(made):
-        by_key = dict(values(scenario))
+    for number, (file, scenario, own) in enumerate(made):
+        by_key = dict(values(scenario)) | {each.key: each.name for each in own}
         options = {key: _plain(by_key[key]) for key in told}
-        cells.append(Cell(number, scenario, options, file, cell_digest(scenario)))
+        cells.append(Cell(number, scenario, options, file, cell_digest(scenario, own), own))
     return cells
 
 
@@ -119,15 +123,17 @@ def _combinations(grid: Grid) -> Iterator[tuple[str, list[tuple[str, object]]]]:
         yield str(file), [*trace, *chosen]  # type: ignore[list-item]
 
 
-def _scenario(file: str, options: Options) -> Scenario:
+def _scenario(file: str, options: Options) -> tuple[Scenario, tuple[OwnClass, ...]]:
     said = ", ".join(f"{key}={value}" for key, value in options.items())
     try:
-        scenario = load_scenario(file or None, options)
+        plain, own = without_own(options)
+        scenario = load_scenario(file or None, plain)
         check_cell(scenario)
+        owns = owned(own, scenario.mode)
     except InputError as error:
         where = f"{file}: " if file and not str(error).startswith(file) else ""
         raise InputError(f"{where}{error}{f' (in {said})' if said else ''}") from None
-    return scenario
+    return scenario, owns
 
 
 def check_cell(scenario: Scenario) -> None:
@@ -158,16 +164,19 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Size) else value
 
 
-def cell_digest(scenario: Scenario) -> str:
-    """SHA-256 of all that the figures of `scenario` depend on, in hexadecimal."""
+def cell_digest(scenario: Scenario, own: Sequence[OwnClass] = ()) -> str:
+    """SHA-256 of all that the figures of `scenario` depend on, in hexadecimal. Of the classes that
+    take the place of its policies that is their names and their files; not what these import.
+    """
     parts = [
         dump_toml(scenario),
         _content(scenario.trace.path),
         _content(scenario.trace.tokenizer) if scenario.trace.tokenizer else "",
-        dump_profile(_profile(scenario.machine.profile)),
+        _profile_text(scenario.machine.profile),
         msgspec.json.encode(_geometry(scenario.model.name)).decode(),
         dump_store(_store(scenario.machine.store)) if scenario.machine.store else "",
         sources_digest(),
+        *(f"{each.key} {each.name.rpartition(':')[2]} {each.sha256}" for each in own),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -192,6 +201,11 @@ def sources_digest() -> str:
 _profile = cache(load_profile)
 _geometry = cache(load_geometry)
 _store = cache(load_store)
+
+
+@cache
+def _profile_text(name: str) -> str:
+    return dump_profile(_profile(name))
 
 
 @cache

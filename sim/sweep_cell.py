@@ -17,6 +17,7 @@ from scenario.load import load_scenario
 from scenario.records import Scenario, values
 from scenario.results import summary_text, write_result
 from scenario.sizes import Size
+from sim.own_policy import OwnClass, install_owned, note
 from sim.replay import prepare
 from sim.sweep_trace import KeptTraces
 
@@ -39,13 +40,15 @@ _PERCENTILES = ("mean", "p50", "p90", "p99")
 class Job(NamedTuple):
     """A cell on its way to a worker: plain data. `folder`: where its result goes; "" for nowhere.
 
-    `sources`: what `sim.sweep.sources_digest` must be there; "" where it is not asked.
+    `sources`: what `sim.sweep.sources_digest` must be there; "" where it is not asked. `own`:
+    classes of the user's in place of built-in policies, whose stand-ins the options hold.
     """
 
     number: int
     options: dict[str, object]
     folder: str
     sources: str
+    own: tuple[OwnClass, ...] = ()
 
 
 class Done(NamedTuple):
@@ -60,12 +63,18 @@ class Done(NamedTuple):
 _kept = KeptTraces()
 
 
-def job_of(number: int, scenario: Scenario, folder: str = "", sources: str = "") -> Job:
+def job_of(
+    number: int,
+    scenario: Scenario,
+    folder: str = "",
+    sources: str = "",
+    own: tuple[OwnClass, ...] = (),
+) -> Job:
     """The job that runs `scenario`."""
     options = {
         key: str(value) if isinstance(value, Size) else value for key, value in values(scenario)
     }
-    return Job(number, options, folder, sources)
+    return Job(number, options, folder, sources, own)
 
 
 def run_job(job: Job) -> Done:
@@ -76,7 +85,7 @@ def run_job(job: Job) -> Done:
         if job.sources:
             _check_sources(job.sources)
         scenario = load_scenario(None, job.options)
-        return Done(job.number, _run(scenario, job.folder), "")
+        return Done(job.number, _run(scenario, job), "")
     except HiCacheError as error:
         return Done(job.number, {}, str(error))
     finally:
@@ -84,18 +93,21 @@ def run_job(job: Job) -> Done:
         gc.collect()
 
 
-def _run(scenario: Scenario, folder: str) -> dict[str, Any]:
+def _run(scenario: Scenario, job: Job) -> dict[str, Any]:
     try:
         trace = _kept.open(scenario)
     except OSError as error:
         raise InputError(f"{scenario.trace.path}: {error.strerror}") from None
     run = prepare(scenario, trace=trace)
+    for engine in run.instances:
+        install_owned(engine, job.own)
     run.execute()
     if run.interrupted:
         raise KeyboardInterrupt
     outcome = run.outcome()
-    if folder:
-        write_result(folder, outcome.summary, outcome.columns, outcome.scenario_text)
+    note(outcome, {each.key: each.name for each in job.own})
+    if job.folder:
+        write_result(job.folder, outcome.summary, outcome.columns, outcome.scenario_text)
     return figures_of(json.loads(summary_text(outcome.summary)))
 
 

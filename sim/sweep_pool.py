@@ -8,12 +8,13 @@ workers there are, nor on where they run.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import sys
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -77,9 +78,9 @@ def _once_through(jobs: Sequence[Job], workers: int) -> Generator[Done]:
                 n_jobs=workers,
                 return_as="generator_unordered",
                 batch_size=1,
-                initializer=_leave_ctrl_c_to_the_parent,
+                initializer=_begin_worker,
             )
-            yield from parallel(joblib.delayed(run_job)(job) for job in jobs)
+            yield from parallel(joblib.delayed(_at_worker)(run_job, job) for job in jobs)
         except loky.process_executor.TerminatedWorkerError:
             return
 
@@ -160,5 +161,17 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _leave_ctrl_c_to_the_parent() -> None:
+def _begin_worker() -> None:
+    # Ctrl-C is left to the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # As in the command's own process: every cell ends with a collection (sim.sweep_cell).
+    gc.disable()
+
+
+def _at_worker(run: Callable[[Job], Done], job: Job) -> Done:
+    try:
+        return run(job)
+    finally:
+        # What is left is kept (traces, most of it), and would be looked through at each collection:
+        # ours, and joblib's own every second. sim.sweep_trace takes it back.
+        gc.freeze()

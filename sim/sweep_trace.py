@@ -7,6 +7,7 @@ and every scenario reads it anew: memory stays bounded however long it is.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any, cast
@@ -85,6 +86,7 @@ class KeptTraces:
             )
         while self._traces and sum(each.pieces for each in self._traces.values()) > MOST_PIECES:
             del self._traces[next(iter(self._traces))]
+            gc.unfreeze()  # a cycle that it is in is found again (sim.sweep_pool)
         self._traces[key] = found  # the last one used stands last
         return cast(Trace, found)
 

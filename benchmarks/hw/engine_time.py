@@ -136,7 +136,7 @@ class Probe:
 
     def submit(self, operation: Operation):
         pending = self._inner.submit(operation)
-        self.us.append(self._env.pump.turn_ns / 1e3)
+        self.us.append(self._env.pump.submission_ns / 1e3)
         return pending
 
     def end_burst(self, pending) -> None:

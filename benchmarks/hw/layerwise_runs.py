@@ -48,13 +48,13 @@ TIMES = 3
 GAP_MS = 1500
 
 
-def write_trace(path: Path, unit: int, gap_ms: int) -> list[tuple[int, int]]:
+def write_trace(path: Path, unit: int, gap_ms: int, times: int) -> list[tuple[int, int]]:
     """Requests of Mooncake's form with blocks of `unit` tokens; (prefix, suffix) of each third
     one, in blocks.
     """
     cases = [
         (prefix // BLOCK, suffix // BLOCK)
-        for _ in range(TIMES)
+        for _ in range(times)
         for prefix in PREFIXES
         for suffix in SUFFIXES
     ]
@@ -137,14 +137,18 @@ def main() -> int:
     parser.add_argument("--model", default="Qwen3-8B")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--transfers", default="auto")
+    parser.add_argument("--times", type=int, default=TIMES, help="each case, the first not counted")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.times < 2:
+        parser.error(f"--times is {arguments.times}: the first is not counted, so at least 2")
     small = arguments.device == "cpu"
     unit = 8 if small else BLOCK
     rows: dict[tuple[int, int], list[tuple[float, ...]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cases = write_trace(folder / "trace.jsonl", unit, 400 if small else GAP_MS)
+        gap_ms = 400 if small else GAP_MS
+        cases = write_trace(folder / "trace.jsonl", unit, gap_ms, arguments.times)
         off = run(folder, unit, arguments, "off")
         on = run(folder, unit, arguments, "on")
     assert len(off) == len(on) == len(cases), (len(off), len(on), len(cases))

@@ -4,19 +4,33 @@
 
 FOLDER is what `record.py` wrote. Each scenario gets `validation.json` and `validation.html` beside
 its runs, and `validation.md` the table of all. Exit code 1 if a limit was missed.
+
+Runs made before `SHARED_UNTIL` had one back-end for both directions of the link: they are judged
+with `pcie.backends.at_once` 1, whatever the profile says of a run of today.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from calibrate.validate.command import recorded_runs, write_validation
 from calibrate.validate.limits import KNOWN, Limits
+from calibrate.validate.runs import Played
 from calibrate.validate.validation import Validation, validate
 from hicache.errors import HiCacheError
+from scenario.profile import Profile, Quantity, dump_profile, load_profile
+from scenario.records import Scenario
+
+# When a run got a back-end for each direction (`hw.assembly`), in UTC as runs give their time.
+SHARED_UNTIL = "2026-11-30T08:00:00+00:00"
 
 COLUMNS = (
     "", "policy", "requests", "TTFT mean", "p90", "p99", "throughput", "L1, L2, L3 points",
@@ -56,12 +70,41 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def judged(folder: Path, overrides: dict[str, object]) -> Validation:
+def judged(
+    folder: Path,
+    overrides: dict[str, object],
+    explains: Literal["causes", "nothing"] = "causes",
+) -> Validation:
     """One scenario's runs. Raises HiCacheError subclasses."""
     runs = [str(path) for path in sorted(folder.glob("hw-*"))]
     hardware, scenario = recorded_runs(None, overrides, runs)
     limits: Limits = KNOWN["saturated" if folder.name.startswith("saturated") else "usual"]
-    return validate(hardware, scenario, folder.name, limits=limits)
+    with tempfile.TemporaryDirectory() as place:
+        scenario = as_it_was_then(scenario, hardware, Path(place))
+        return validate(hardware, scenario, folder.name, limits=limits, explains=explains)
+
+
+def as_it_was_then(scenario: Scenario, hardware: list[Played], place: Path) -> Scenario:
+    """The scenario with a profile, written to `place`, whose link does one copy at a time, where
+    the runs are from the time when it did.
+    """
+    if not all("" < run.measured_at < SHARED_UNTIL for run in hardware):
+        return scenario
+    profile = load_profile(scenario.machine.profile)
+    file = place / "profile.json"
+    file.write_text(dump_profile(_one_at_once(profile)))
+    machine = msgspec.structs.replace(scenario.machine, profile=str(file))
+    return msgspec.structs.replace(scenario, machine=machine)
+
+
+def _one_at_once(profile: Profile) -> Profile:
+    """`profile`, of a machine whose runs have one back-end for both directions."""
+    if profile.pcie.backends is None:
+        return profile
+    once = Quantity(provenance="measured", how="a back-end that both directions share", value=1)
+    backends = msgspec.structs.replace(profile.pcie.backends, at_once=once)
+    pcie = msgspec.structs.replace(profile.pcie, backends=backends)
+    return msgspec.structs.replace(profile, pcie=pcie)
 
 
 def row(found: Validation) -> list[str]:

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import msgspec
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from calibrate.validate.hardware import Measured, ModelKeeper, measure
 from hicache.errors import DeviceError, InputError
 from hw.assembly import DeviceName

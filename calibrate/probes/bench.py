@@ -104,7 +104,11 @@ class Bench:
         return Buckets() if self.model.graphs else None
 
     def pages(self, pool: DevicePool | HostPool, count: int) -> PageRuns:
-        """So many pages, no two of them neighbours where the pool is large enough."""
+        """So many pages, no two of them neighbours where the pool is large enough. Raises
+        InputError where there are not as many.
+        """
+        if count > pool.pages:
+            raise InputError(f"{count} pages are needed, there is memory for {pool.pages}")
         if 2 * count <= pool.pages:
             chosen = 2 * self.random.permutation(pool.pages // 2)[:count]
         else:

@@ -4,9 +4,13 @@
 
 A sample is that wait, for an operation whose device was idle: the engine's Python before and after
 the submission, the hand-over to the worker's thread, and what other threads of the process keep it
-from. A device's call itself is what the other probes measure. The run is one of sessions that come
-back to their prompts, through the same engine, lanes and queues as `hicache run`; it is repeated
-while samples are missing. Refuses to judge the run: times alone are kept.
+from. A device's call itself is what the other probes measure. Two runs go through the same engine,
+lanes and queues as `hicache run`, and are repeated while samples are missing:
+
+    visits   sessions that come back to their prompts at random, four at once: every kind
+    rounds   more prompts than L2 holds, in turn, two under way: each that comes back reads from L3
+
+Refuses to judge a run: times alone are kept.
 """
 
 from __future__ import annotations
@@ -19,17 +23,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from calibrate.points import NO_FLOOR, Described, Effort, Floor, Point
-from hicache.errors import InputError
+from calibrate.sampling import Exhausted
 
 if TYPE_CHECKING:
     from calibrate.probes.bench import Bench
     from hicache.kernel import Pending
     from hicache.operations import Completion, Operation
+    from hicache.options import LoadOptions
     from hicache.requests import Request
     from hw.device import Control, Device, Step, Timing
 
 KINDS = ("prefill", "burst", "d2h", "h2d", "h2s", "s2h")
-MOST_RUNS = 4
+MOST_RUNS = 4  # of each of both
+ROUNDS, IN_TURN, UNDER_WAY = 4, 6, 2
 
 
 class EngineProbe:
@@ -43,7 +49,7 @@ class EngineProbe:
         self._disk = disk
         self._requests = requests
         self._waits: dict[str, list[int]] = {}
-        self._runs = 0
+        self._runs = {"visits": 0, "rounds": 0}
 
     def describe(self) -> dict[str, Described]:
         return {
@@ -58,19 +64,22 @@ class EngineProbe:
 
     def open(self) -> None:
         _ = self._bench.model, self._bench.host
-        self._run()
+        self._again("visits")
 
     def floor(self, point: Point) -> Floor:
         return NO_FLOOR
 
     def sampler(self, point: Point) -> Callable[[], int]:
         kind = point.series.removeprefix("engine.")
+        which = "rounds" if kind in ("s2h", "h2d") else "visits"
 
         def act() -> int:
             while not self._waits.get(kind):
-                if self._runs >= MOST_RUNS:
-                    raise InputError(f"no {kind} found its device idle in {self._runs} runs")
-                self._run()
+                if self._runs[which] >= MOST_RUNS:
+                    raise Exhausted(
+                        f"no other {kind} found its device idle in {MOST_RUNS} runs of {which}"
+                    )
+                self._again(which)
             return self._waits[kind].pop()
 
         return act
@@ -78,21 +87,37 @@ class EngineProbe:
     def close(self) -> None:
         self._waits.clear()
 
-    def _run(self) -> None:
+    def _again(self, which: str) -> None:
+        """One more run of that kind; its waits are added."""
+        from hicache.options import LoadOptions
+
+        bench, number = self._bench, self._runs[which]
+        self._runs[which] = number + 1
+        page, longest = bench.page_size_tokens, _sizes(bench)["prompt"]
+        if which == "rounds":
+            load = LoadOptions(loop="closed", parallel=UNDER_WAY)
+            self._run(_rounds(page, longest), load)
+        else:
+            # A few at once, and time for the disk in between.
+            apart_ns = 300_000_000 if bench.where.type == "cuda" else 0
+            requests = _sessions(self._requests, page, longest, apart_ns, number + 1)
+            self._run(requests, LoadOptions())
+
+    def _run(self, requests: list[Request], load: LoadOptions) -> None:
         """One live run; its waits are added."""
         from hicache.engine import Engine
-        from hicache.options import EngineOptions, LoadOptions, RestoreOptions, SchedulerOptions
+        from hicache.options import EngineOptions, RestoreOptions, SchedulerOptions
         from hw.lanes import LiveLanes
         from hw.live import LiveEnvironment, run_live
         from hw.machine import ThreadMachine
         from hw.steps import StepsOf
         from hw.storage.file_store import FileStore
         from hw.tokens import TokenBook
-        from hw.transfers.auto import make_backend
+        from hw.transfers.auto import Traffic, make_backend
         from hw.transfers.device import TransferDevice
         from hw.workers import WorkQueue
 
-        bench, self._runs = self._bench, self._runs + 1
+        bench = self._bench
         page, pages = bench.page_size_tokens, _sizes(bench)
         machine = ThreadMachine()
         env = LiveEnvironment(machine)
@@ -100,12 +125,16 @@ class EngineProbe:
             Path(self._disk) if self._disk else None, pages["l3"], bench.host.page_bytes,
             bench.host, backend="direct",
         )  # fmt: skip
-        backend = make_backend("direct", bench.pool, bench.host, bench.driver)
+        traffic = Traffic()
+        down, up = (  # as in a run: one for each direction
+            make_backend("direct", bench.pool, bench.host, bench.driver, traffic=traffic)
+            for _ in range(2)
+        )
         reading, writing = store.devices()
         devices = {
             "gpu": bench.model,
-            "h2d": TransferDevice(backend, "h2d"),
-            "d2h": TransferDevice(backend, "d2h"),
+            "h2d": TransferDevice(down, "h2d"),
+            "d2h": TransferDevice(up, "d2h"),
             "s2h": reading,
             "h2s": writing,
         }
@@ -131,17 +160,14 @@ class EngineProbe:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            # A few at once, and time for the disk in between.
-            apart_ns = 300_000_000 if bench.where.type == "cuda" else 0
-            requests = _sessions(self._requests, page, pages["prompt"], apart_ns, self._runs)
-            engine.serve(requests, LoadOptions())
+            engine.serve(requests, load)
             run_live(env, port.inner)
         finally:
             if collecting:
                 gc.enable()
             port.inner.halt()
-            backend.close()
-            store.close()
+            for each in (down, up, store):
+                each.close()
         self._keep(port, watched, machine.on_run_clock)
 
     def _keep(
@@ -235,3 +261,16 @@ def _sessions(
             )
         )  # fmt: skip
     return made
+
+
+def _rounds(page: int, pages: int) -> list[Request]:
+    """Prompts of so many pages in turn, each several times: LRU has pushed it out by then."""
+    from hicache.requests import Request
+
+    return [
+        Request(
+            number, 0, pages * page + 1, 4, ((number % IN_TURN * 10_000, pages),), pages, 0,
+            f"request {number}",
+        )
+        for number in range(ROUNDS * IN_TURN)
+    ]  # fmt: skip

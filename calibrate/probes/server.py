@@ -20,6 +20,8 @@ import numpy as np
 from calibrate.openai import Server, Streamed
 from calibrate.points import NO_FLOOR, Described, Effort, Floor, Point
 from calibrate.sampling import Disturbed, median_interval
+from hicache.errors import InputError
+from scenario.measurement import Role
 
 FIRST_ID = 1000
 SENTINEL_TOKENS = 8
@@ -34,7 +36,10 @@ PASTS = (1024, 4096, 16_384)
 CHECKS = ((700, 0), (3000, 0), (500, 2048), (2000, 8192))
 BATCHES = (1, 4, 16)
 CONTEXTS = (256, 4096)
-DECODE_CHECKS = ((2, 1024), (8, 2048))
+# As far as a quick run has time to send the prompts, and what a long one sends besides.
+LONG_DECODES = ((1, 16_384), (4, 16_384), (1, 32_768))
+LONGER_DECODES = ((16, 16_384), (4, 32_768))
+DECODE_CHECKS = ((2, 1024), (8, 2048), (2, 10_000))
 
 
 class ServerProbe:
@@ -78,6 +83,7 @@ class ServerProbe:
             fits |= {(16_384, 0), (8192, 16_384), (256, 32_768), (4096, 32_768)}
         checks = set(CHECKS)
         decodes = {(batch, context) for batch in BATCHES for context in CONTEXTS}
+        decodes |= {*LONG_DECODES, *(LONGER_DECODES if effort == "thorough" else ())}
         decode_checks = set(DECODE_CHECKS)
         if self._prefills:
             fits, checks = _split(self._prefills)
@@ -85,13 +91,17 @@ class ServerProbe:
             decodes, decode_checks = _split(self._decodes)
         points = [Point("server.prefill", at, "fit", _weight(*at)) for at in sorted(fits)]
         points += [Point("server.prefill", at, "check", _weight(*at)) for at in sorted(checks)]
-        points += [Point("server.decode", at, "fit", 3.0) for at in sorted(decodes)]
-        points += [Point("server.decode", at, "check", 3.0) for at in sorted(decode_checks)]
+        points += [_decoding(at, "fit") for at in sorted(decodes)]
+        points += [_decoding(at, "check") for at in sorted(decode_checks)]
         return [
             each for each in points
             if (sum(each.at) if each.series == "server.prefill" else each.at[1] + DECODED)
             <= self._most
         ]  # fmt: skip
+
+    def check(self) -> None:
+        """Raises InputError for a server that cannot be timed."""
+        self._server.check(self._ids(SENTINEL_TOKENS))
 
     def open(self) -> None:
         """Send tiny requests, until it is known what they take when nothing else runs."""
@@ -117,6 +127,8 @@ class ServerProbe:
             before_ns = self._sentinel()
             took = act()
             slowest_ns = max(before_ns, self._sentinel())
+            # It may have been busy when it was asked first.
+            self._idle_ns = min(self._idle_ns, slowest_ns)
             if slowest_ns > SLOWER * self._idle_ns + JITTER_NS:
                 raise Disturbed(BUSY)
             return took
@@ -136,6 +148,8 @@ class ServerProbe:
             cached = streamed.cached_tokens
             # A server caches whole pages, and always computes the last token.
             if cached >= 0 and not 0.9 * past - 64 <= cached <= past + 64:
+                if past:  # it may have made room for others' prompts
+                    self._server.complete(prefix, 1)
                 raise Disturbed(f"the server had {cached} tokens cached, not {past}")
             return streamed.ttft_ns
 
@@ -155,7 +169,9 @@ class ServerProbe:
                 except BaseException as error:
                     streams.append(error)
 
-            threads = [threading.Thread(target=stream, args=(each,)) for each in prompts]
+            threads = [
+                threading.Thread(target=stream, args=(each,), daemon=True) for each in prompts
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -175,6 +191,13 @@ def _between(streams: list[Streamed | BaseException]) -> int:
         if isinstance(each, BaseException):
             raise each
         good.append(each)
+    for each in good:
+        tokens = each.tokens if each.tokens >= 0 else DECODED
+        if len(each.token_ns) != tokens:
+            raise InputError(
+                f"{tokens} tokens came in {len(each.token_ns)} pieces, so that times between them "
+                "are not known; start the server so that it streams each token"
+            )
     first = max(each.token_ns[0] for each in good)
     last = min(each.token_ns[-1] for each in good)
     gaps: list[int] = []
@@ -198,3 +221,10 @@ def _split(
 
 def _weight(new: int, past: int) -> float:
     return 0.5 + 8 * (new * 50e-6 + new * past * 2e-9)
+
+
+def _decoding(at: tuple[int, int], role: Role) -> Point:
+    """Of (batch, context). The prompts are sent once, and are cached then."""
+    batch, context = at
+    weight = 3.0 + batch * (context * 50e-6 + context * context * 1e-9)
+    return Point("server.decode", at, role, weight)

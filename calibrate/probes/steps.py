@@ -1,15 +1,17 @@
 """GPU steps of the real model: prefills over (new, past), several at once, decode over a context.
 
 A sample of a prefill is the whole blocking call of `ModelDevice.run`, less what will not recur: it
-is what a run's engine waits for. Where no graph runs it, decode steps go before it: after a row of
-long prefills a GPU's clock is lower than in a run, which does both in turn (4 % on an H200). A
-sample of decode is the mean of the steps of a burst between the
-end of its first and that of its last; what the first takes more is measured apart (`burst`). Sizes
-at which graphs change are points of the fit; sizes between them are held out.
+is what a run's engine waits for. Where no graph runs it, decode steps go before it that take about
+as long: after a row of long prefills a GPU's clock is lower than in a run, which does both in turn
+(4 % on an H200, also where decode had half of that time). A sample of decode is the mean of the
+steps of a burst between the end of its first and that of its last; what the first takes more is
+measured apart (`burst`). Sizes at which graphs change are points of the fit; sizes between them are
+held out.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
     from hw.device import Step
 
 BURST_STEPS = 9
+SAMPLES = 6  # that a point wants
 BETWEEN = (4, 256)  # batch and context of the decode steps before a long prefill
+BETWEEN_S = 0.08  # about what one burst of them takes
+MOST_BETWEEN = 3  # bursts; one, where most of a step is attention over a long past
+LONG_PAST = 16_384
 # Sizes of a GPU's calibration; what is beyond the scale is left out.
 # Over a past: the graphs' sizes but two that cost what their neighbours do, and longer ones.
 NEWS = (16, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 2048, 4096, 8192)
@@ -38,7 +44,8 @@ JOINT = ((2, 500, 0), (4, 250, 2000), (3, 1000, 4000), (8, 100, 8000), (2, 2000,
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (128, 1024, 4096, 16_384, 65_536, 122_880)
 DECODE_CHECKS = ((1, 2500), (3, 2000), (6, 6000), (12, 3000), (20, 8000), (28, 1500), (40, 2000),
-                 (56, 6000), (90, 1500))  # fmt: skip
+                 (56, 6000), (90, 1500), (3, 90_000), (12, 40_000), (40, 12_000),
+                 (100, 6000))  # fmt: skip
 MOST_DECODE_TOKENS = 64 * 16_384
 BURST_BATCHES = (1, 8, 32)
 
@@ -107,6 +114,9 @@ class StepsProbe:
         scale = self._bench.scale
         sizes = {(batch, context) for batch in BATCHES for context in CONTEXTS}
         sizes |= {(batch, each) for batch in Buckets().decoders for each in CONTEXTS[:3]}
+        # No batch's row ends before the tokens of all its requests would fill an L1.
+        sizes |= {(batch, min(scale.context_tokens, MOST_DECODE_TOKENS // batch))
+                  for batch in (*BATCHES, *Buckets().decoders)}  # fmt: skip
         if effort == "thorough":
             sizes |= {(batch, 8192) for batch in BATCHES}
         checks = set(DECODE_CHECKS) - sizes
@@ -199,7 +209,7 @@ class StepsProbe:
         chunks = tuple(Chunk(number, new, past) for number in range(requests))
         operation = Prefill(chunks, requests * new)
         device = self._bench.model
-        between = self._between(requests * new)
+        between = self._between(requests * new, past)
 
         def act() -> int:
             between()
@@ -209,16 +219,19 @@ class StepsProbe:
 
         return act
 
-    def _between(self, tokens: int) -> Callable[[], object]:
-        """What goes before a prefill of so many tokens."""
+    def _between(self, tokens: int, past: int) -> Callable[[], object]:
+        """What goes before a prefill of so many tokens behind so many."""
         from hw.model.graphs import Buckets
 
         if tokens <= max(Buckets().prefill_tokens):
             return lambda: None
         scale = self._bench.scale
-        return self._run_burst(
+        burst = self._run_burst(
             min(BETWEEN[0], scale.batch), min(BETWEEN[1], scale.context_tokens // 2)
         )
+        most = 1 if past > LONG_PAST else MOST_BETWEEN
+        bursts = min(most, math.ceil(_prefill_s(tokens, past) / SAMPLES / BETWEEN_S))
+        return lambda: [burst() for _ in range(bursts)]
 
     def _run_burst(self, batch: int, context: int) -> Callable[[], tuple[int, tuple[int, ...]]]:
         """What carries a burst out: when it was called, and the ends of its steps."""
@@ -257,8 +270,8 @@ class StepsProbe:
 
 def _prefill_s(new: int, past: int) -> float:
     """Seconds that a point wants: six calls on a fast GPU with a model of 8 B parameters."""
-    return max(0.15, 6 * (new * 35e-6 + new * (past + new / 2) * 1.5e-9))
+    return max(0.15, SAMPLES * (new * 35e-6 + new * (past + new / 2) * 1.5e-9))
 
 
 def _decode_s(batch: int, context: int) -> float:
-    return max(0.5, 6 * BURST_STEPS * (0.009 + batch * context * 4e-8))
+    return max(0.5, SAMPLES * BURST_STEPS * (0.009 + batch * context * 4e-8))

@@ -110,6 +110,8 @@ def play(
     engine = run.engine
     if not isinstance(engine, Engine):
         raise InputError(f"instances is {scenario.instances}: this is a comparison of one engine")
+    if scenario.ranks.tp > 1:
+        raise InputError(f"ranks.tp is {scenario.ranks.tp}: this is a comparison of one GPU")
     if policy_of is not None:
         follow(engine, policy_of(engine, engine.policy))
     asked: list[Asked] = []

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from hicache.errors import InputError
 from hw.device import Step
 from hw.model.attention import Batch
+from hw.model.fetch import ALIGN, fetch
 from hw.model.paged_attention import INACTIVE, NO_CHUNK, Rows
 from hw.tokens import expand
-
-_ALIGN = 32  # int32: regions begin at multiples of 128 bytes, as kernels are compiled for
 
 
 class Sizes(NamedTuple):
@@ -83,11 +82,12 @@ class StepBuffers:
             "decode_past": rows, "decode_done": rows, "decode_start": rows,
             "given": self._room, "table": sizes.table_entries,
         }  # fmt: skip
+        lengths["spans"] = 2 * len(lengths)
         self._places: dict[str, slice] = {}
         end = 0
         for name, length in lengths.items():
             self._places[name] = slice(end, end + length)
-            end += -(-length // _ALIGN) * _ALIGN
+            end += -(-length // ALIGN) * ALIGN
         self._device = torch.zeros(end, dtype=torch.int32, device=device)
         self._host = torch.zeros(end, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._numbers: NDArray[np.int32] = self._host.numpy()
@@ -182,11 +182,16 @@ class StepBuffers:
 
     def send(self) -> None:
         """What was laid out since the last time, to the device, in order of the current stream."""
-        for name, length in self._used.items():
-            start = self._places[name].start
-            part = slice(start, start + length)
-            self._device[part].copy_(self._host[part], non_blocking=True)
+        used = [(self._places[name].start, length) for name, length in self._used.items()]
         self._used.clear()
+        if not used:
+            return
+        if self._device.device.type == "cuda":
+            self._region("spans")[: 2 * len(used)] = np.asarray(used, np.int32).ravel()
+            fetch(self._host, self._device, self._places["spans"].start, len(used))
+            return
+        for start, length in used:
+            self._device[start : start + length] = self._host[start : start + length]
 
     def _region(self, name: str) -> NDArray[np.int32]:
         return self._numbers[self._places[name]]

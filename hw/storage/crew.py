@@ -6,7 +6,9 @@
 
 `concurrent.futures` hands every part over by itself, with a future and a lock: some 20 us, which is
 what reading a small page takes. Here the parts are one iterator that all take from (under the GIL,
-one step of it is atomic), the caller works too, and an operation of one part wakes nobody.
+one step of it is atomic), the caller works too, and an operation of one part wakes nobody. Threads
+that were woken want the GIL before they can do anything: the caller lets them begin before it makes
+the next parts.
 
 When a part fails, no further part begins, those under way are waited for, and the first error is
 raised: memory that a thread still writes is never handed back. The crew knows nothing of files.
@@ -20,18 +22,24 @@ from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
+# How long the caller waits for its helpers at most: they may be busy with another operation.
+BEGIN_S = 0.002
+
 
 class _Job:
     """Some parts of one operation. `errors`: of the operation; it is over when there is one."""
 
-    __slots__ = ("done", "errors", "finished", "lock", "parts", "total", "work")
+    __slots__ = ("begun", "done", "errors", "finished", "gate", "lock", "parts", "total", "work")
 
     def __init__(
         self, work: Callable[[Any], object], parts: Sequence[Any], errors: list[BaseException]
     ) -> None:
         self.work = work
-        self.parts = iter(parts)
+        self.parts = enumerate(parts, 1)
         self.total = len(parts)
+        self.gate = 0  # `begun` opens when so many parts have begun; 0: never
+        self.begun = threading.Lock()
+        self.begun.acquire()
         self.done = 0
         self.errors = errors
         self.lock = threading.Lock()
@@ -42,8 +50,10 @@ class _Job:
         """Do parts until none is left."""
         done = 0
         work, errors = self.work, self.errors
-        for part in self.parts:
+        for number, part in self.parts:
             done += 1
+            if number == self.gate:
+                self.begun.release()
             if not errors:
                 try:
                     work(part)
@@ -97,9 +107,7 @@ class Crew:
                 if errors:
                     break
                 if parts:
-                    jobs.append(_Job(work, parts, errors))
-                    for _ in range(min(len(self._helpers), len(parts))):
-                        self._jobs.put(jobs[-1])
+                    self._hand_out(_Job(work, parts, errors), jobs)
         finally:
             for job in jobs:
                 job.take_part()
@@ -107,6 +115,18 @@ class Crew:
                 job.finished.acquire()
         if errors:
             raise errors[0]
+
+    def _hand_out(self, job: _Job, jobs: list[_Job]) -> None:
+        """Let the helpers know of `job`, which is one more of `jobs`."""
+        helpers = min(len(self._helpers), job.total)
+        jobs.append(job)
+        wait = len(jobs) == 1 and job.total > helpers > 0
+        if wait:
+            job.gate = helpers
+        for _ in range(helpers):
+            self._jobs.put(job)
+        if wait:
+            job.begun.acquire(timeout=BEGIN_S)
 
     def close(self) -> None:
         """Send the helpers home and wait for them."""

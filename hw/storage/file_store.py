@@ -44,7 +44,7 @@ Checksum = Literal["none", "crc32"]
 MOST_WORKERS = 256
 LARGEST_REQUEST_BYTES = 1 << 30
 # Through the cache, what a batch costs Python is shared by all its copies.
-DEPTHS: dict[Access, int] = {"page cache": 256, "O_DIRECT": 64}
+DEPTHS: dict[Access, int] = {"page cache": 512, "O_DIRECT": 64}
 # Below it, a thread that reads page by page costs Python more than the copy costs a core.
 SMALL_PAGE_BYTES = 2 << 20
 
@@ -68,7 +68,7 @@ class FileStore:
     ) -> None:
         """`path`: a file, a folder, or None for the system's temporary folder (`slot_file`).
         `workers`: threads for each direction. `depth`: io_uring's requests under way, of each ring
-        (io_uring_cached: a thread has one; else a direction); None: 256 through the cache, 64 past
+        (io_uring_cached: a thread has one; else a direction); None: 512 through the cache, 64 past
         it. `request_bytes`: the most that one request moves. Raises InputError.
         """
         assert host.page_bytes == page_bytes, "L2 and L3 have pages of one size"
@@ -191,7 +191,7 @@ class FileStore:
             for what, runs, capacity in zip(
                 ("slot", "page"), part, (self.pages, self._host.pages), strict=True
             ):
-                ends = runs.sum(axis=1)
+                ends = runs[:, 0] + runs[:, 1]
                 assert not runs.size or (runs.min() >= 0 and ends.max() <= capacity), (
                     f"no such {what}"
                 )

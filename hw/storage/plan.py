@@ -29,7 +29,9 @@ SMALLEST_REQUEST_BYTES = 256 << 10
 the bytes it moves.
 """
 ROUND_BYTES = 64 << 10
-PART_RUNS = 2048  # of a page list that is planned at a time
+# Of a page list that is planned first: little, so that somebody can begin. Each further part is
+# twice as large as the one before it, which is being moved meanwhile.
+PART_RUNS = 2048
 
 
 Runs = NDArray[np.int64]
@@ -53,9 +55,9 @@ class Request(NamedTuple):
 
 
 def as_array(runs: PageRuns) -> Runs:
-    """Page runs as an array."""
+    """Page runs as an array, column after column: what follows works on columns."""
     flat = np.fromiter(chain.from_iterable(runs), np.int64, 2 * len(runs))
-    return flat.reshape(-1, 2)
+    return np.ascontiguousarray(flat.reshape(-1, 2).T).T
 
 
 def in_parts(slots: PageRuns, pages: PageRuns) -> Iterator[tuple[Runs, Runs]]:
@@ -63,14 +65,15 @@ def in_parts(slots: PageRuns, pages: PageRuns) -> Iterator[tuple[Runs, Runs]]:
     first one can be moved while the next is planned. Lists that are short, or cut at different
     places, are one part.
     """
-    at, length = 0, max(len(slots), len(pages))
-    while at + PART_RUNS < length:
-        part = slice(at, at + PART_RUNS)
+    at, most, length = 0, PART_RUNS, max(len(slots), len(pages))
+    while at + most < length:
+        part = slice(at, at + most)
         some = as_array(slots[part]), as_array(pages[part])
         if some[0][:, 1].sum() != some[1][:, 1].sum():
             break
         yield some
-        at += PART_RUNS
+        at += most
+        most *= 2
     yield as_array(slots[at:]), as_array(pages[at:])
 
 
@@ -85,7 +88,8 @@ def merge(slots: Runs, pages: Runs) -> Extents:
     if not totals[0]:
         return np.empty((0, 3), np.int64)
     if np.array_equal(*ends):
-        made = np.column_stack((slots[:, 0], pages))
+        made = np.empty((3, len(pages)), np.int64).T
+        made[:, 0], made[:, 1:] = slots[:, 0], pages
     else:
         # Both lists cut wherever either has a cut.
         cuts = np.union1d(*ends)
@@ -95,10 +99,15 @@ def merge(slots: Runs, pages: Runs) -> Extents:
             run = np.searchsorted(its_ends, begins, side="right")
             made[:, column] = runs[run, 0] + begins - (its_ends[run] - runs[run, 1])
         made[:, 2] = cuts - begins
-    made = made[made[:, 2] > 0]  # empty runs make empty pieces
-    follows = (made[1:, :2] == made[:-1, :2] + made[:-1, 2:]).all(axis=1)
-    firsts = np.flatnonzero(np.concatenate(([True], ~follows)))
-    lengths = np.add.reduceat(made[:, 2], firsts)
+    if made[:, 2].min() < 1:
+        made = made[made[:, 2] > 0]  # empty runs make empty pieces
+    slot, page, length = made.T
+    begins = np.ones(len(made), np.bool_)
+    begins[1:] = (np.diff(slot) != length[:-1]) | (np.diff(page) != length[:-1])
+    if begins.all():
+        return made
+    firsts = np.flatnonzero(begins)
+    lengths = np.add.reduceat(length, firsts)
     made = made[firsts]
     made[:, 2] = lengths
     return made

@@ -49,7 +49,7 @@ SQE = np.dtype(
         ("buffer", "<u2"), ("personality", "<u2"), ("splice_fd", "<i4"), ("padding", "<u8", (2,)),
     ]
 )  # fmt: skip
-CQE = np.dtype([("tag", "<u8"), ("result", "<i4"), ("flags", "<u4")])
+CQE = np.dtype([("tag", "<i8"), ("result", "<i4"), ("flags", "<u4")])
 # struct io_uring_params: sq entries, cq entries, flags, two of SQPOLL, features, workers' fd,
 # 3 reserved; offsets of the submission ring: head, tail, mask, entries, flags, dropped, array,
 # reserved, address; of the completion ring: head, tail, mask, entries, overflow, cqes, flags,
@@ -166,18 +166,17 @@ class Ring:
             self._to_submit -= taken
             return
 
-    def reap(self) -> list[tuple[int, int]]:
-        """(tag, result) of everything that is complete; a result is a byte count or -errno."""
+    def reap(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Tags and results of everything that is complete; a result is a byte count or -errno."""
         head, tail = self._cq_head.value, self._cq_tail.value
         count = (tail - head) & 0xFFFFFFFF
-        done: list[tuple[int, int]] = []
         at = head & self._cq_mask
-        while len(done) < count:
-            part = self._done[at : at + count - len(done)]
-            done += zip(part["tag"].tolist(), part["result"].tolist(), strict=True)
-            at = 0
+        done = self._done[at : at + count]
+        if len(done) < count:  # the ring ends somewhere
+            done = np.concatenate((done, self._done[: count - len(done)]))
+        tags, results = done["tag"].copy(), done["result"].copy()
         self._cq_head.value = tail
-        return done
+        return tags, results
 
     def close(self) -> None:
         """Let go of the ring. Nothing may be under way."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
 
 import numpy as np
@@ -36,7 +36,7 @@ LARGEST_DEPTH = 4096
 MOST_RETRIES = 1000
 AGAIN = (errno.EAGAIN, errno.EINTR)
 # A batch for less is not worth a thread's turn.
-SMALLEST_BATCH_BYTES = 512 << 10
+SMALLEST_BATCH_BYTES = 1 << 20
 
 
 class UringTransport:
@@ -91,18 +91,34 @@ class UringTransport:
         self._directions.clear()
 
 
-def batches(requests: Requests, rings: int, depth: int) -> list[int]:
-    """How many requests each thread's turn takes, one after the other: `depth` at most, and fewer
-    towards the end, so that all `rings` of them end at about the same time.
+def shares(parts: Iterable[Requests], rings: int, depth: int) -> Iterator[list[Requests]]:
+    """What the threads take, a list of equal shares at a time: of all that is known two thirds,
+    then two thirds of what is left and of the next part, and so on, until shares are small. So
+    turns are few (each costs the GIL), and all `rings` of them end at about the same time.
     """
-    left = len(requests)
-    mean_bytes = int(requests[:, 2].sum()) // max(1, left)
+    left: Requests | None = None
+    for part in parts:
+        left = part if left is None or not len(left) else np.concatenate((left, part))
+        made = _equal(left, rings, depth)
+        left = left[sum(map(len, made)) :]
+        yield made
+    while left is not None and len(left):
+        made = _equal(left, rings, depth)
+        left = left[sum(map(len, made)) :]
+        yield made
+
+
+def _equal(requests: Requests, rings: int, depth: int) -> list[Requests]:
+    """About two thirds of `requests` in shares for `rings` threads: of `depth` requests at most,
+    and no smaller than they are worth.
+    """
+    count = len(requests)
+    mean_bytes = int(requests[:, 2].sum()) // max(1, count)
     least = max(1, SMALLEST_BATCH_BYTES // max(1, mean_bytes))
-    counts: list[int] = []
-    while left:
-        counts.append(min(left, depth, max(least, -(-left // (2 * rings)))))
-        left -= counts[-1]
-    return counts
+    each = min(depth, max(least, 2 * count // (3 * rings)))
+    turns = rings * each
+    end = min(count, turns * max(1, 2 * count // (3 * turns)))
+    return [requests[at : min(at + each, end)] for at in range(0, end, each)]
 
 
 class _Direction:
@@ -142,15 +158,7 @@ class _Direction:
         if len(self._all) == 1:
             self._move(np.concatenate(list(parts)))
         else:
-            self._crew.stream(self._move, map(self._shares, parts))
-
-    def _shares(self, requests: Requests) -> list[Requests]:
-        shares: list[Requests] = []
-        first = 0
-        for count in batches(requests, len(self._all), self._depth):
-            shares.append(requests[first : first + count])
-            first += count
-        return shares
+            self._crew.stream(self._move, shares(parts, len(self._all), self._depth))
 
     def close(self) -> None:
         """Let go of threads and rings."""
@@ -220,7 +228,7 @@ class _Queue:
         for: the kernel must not write into memory that others were given.
         """
         ring, depth = self.ring, self._depth
-        sizes: list[int] = requests[:, 2].tolist()
+        sizes = requests[:, 2]
         rests: list[Request] = []  # of requests that ended early
         begun = under_way = retries = 0
         error: TransferError | None = None
@@ -233,10 +241,10 @@ class _Queue:
             if not under_way:
                 break
             ring.enter(max(1, under_way // 4) if more and error is None else under_way)
-            for tag, result in ring.reap():
-                under_way -= 1
-                if result == sizes[tag]:
-                    continue
+            tags, results = ring.reap()
+            under_way -= len(tags)
+            odd = results != sizes[tags]
+            for tag, result in zip(tags[odd].tolist(), results[odd].tolist(), strict=True):
                 retries += -result in AGAIN
                 try:
                     request = Request._make(requests[tag].tolist())
@@ -245,7 +253,7 @@ class _Queue:
                     error = error or failure
             if rests and error is None and begun == len(requests):
                 requests = np.concatenate((requests, np.array(rests, np.int64)))
-                sizes += [rest.size for rest in rests]
+                sizes = requests[:, 2]
                 rests.clear()
         if error is not None:
             raise error

@@ -40,7 +40,7 @@ BINS = 24
 _UNIT_S = ((7200, 3600, "hours"), (180, 60, "minutes"), (0, 1, "seconds"))
 _BELOW = {"gained": ("gained", LINES[2], ""), "lost": ("lost", LINES[1], "///")}
 _OUTCOMES = {
-    "restored": (("cost", "always", "threshold"), LINES[0], ""),
+    "restored": (("cost", "meet", "always", "threshold"), LINES[0], ""),
     "probes": (("probe",), "#56B4E9", "///"),
     "declined": (("recompute_cheaper", "below_threshold", "never"), "#DDDDDD", ""),
     "failed or timed out": (("restore_failed",), LINES[1], "xx"),

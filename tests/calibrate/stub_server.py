@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
 
 PAGE = 16
 
@@ -44,6 +44,18 @@ class Stub:
         self.says_cached = True
         self.slowdown_s = 0.0  # what other load adds to each request
         self.slow_requests: set[int] = set()  # numbers of requests that it adds to; all if empty
+        # How it speaks; as most servers do, if nothing else is said.
+        self.key = ""  # that it wants
+        self.busy = 0  # requests that it sends away
+        self.paths = ("/v1/completions",)
+        self.per_event = 1  # tokens of one event
+        self.says_usage = True
+        self.around: tuple[bytes, ...] = ()  # lines before the first event
+        self.extra: Literal["", "begins", "ends"] = ""  # an event without a token
+        self.ends = b"data: [DONE]\n\n"
+        self.whole = b""  # an answer in one piece instead of a stream
+        self.told_twice = 1  # tokens that it counts for one of the prompt
+        self.piecewise = False  # the bytes of an event in two pieces
 
     def cached(self, prompt: list[int]) -> int:
         """Tokens of whole pages that an earlier prompt began with; this one's are cached now."""
@@ -67,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if self._locked():
+            return
         self._answer(200, {"data": [{"id": "stub"}]} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
@@ -76,8 +90,18 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(400, {"error": "token ids only"})
             return
         stub, prompt, tokens = self.stub, body["prompt"], body["max_tokens"]
+        if self._locked():
+            return
+        if self.path not in stub.paths:
+            self._answer(404, {"detail": "Not Found"})
+            return
         with stub.lock:
             stub.requests += 1
+            stub.busy, sent_away = max(0, stub.busy - 1), stub.busy > 0
+        if sent_away:
+            self._answer(503, {"detail": "later"})
+            return
+        with stub.lock:
             number = stub.requests
             slow = not stub.slow_requests or number in stub.slow_requests
         held = stub.cached(prompt)
@@ -87,26 +111,57 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
+        self.close_connection = True
+        if stub.whole:
+            self.wfile.write(stub.whole)
+            return
         with stub.lock:
             stub.streams += 1
         try:
-            for _ in range(tokens):
-                time.sleep(max(0.0, at_s - time.monotonic()))
-                self._event({"choices": [{"text": "a", "index": 0}]})
-                at_s += stub.truth.decode_s(stub.streams, len(prompt))
+            self._tokens(at_s, len(prompt), tokens)
         finally:
             with stub.lock:
                 stub.streams -= 1
-        usage: dict[str, Any] = {"prompt_tokens": len(prompt)}
+        usage: dict[str, Any] = {
+            "prompt_tokens": stub.told_twice * len(prompt), "completion_tokens": tokens
+        }  # fmt: skip
         if stub.says_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": held}
-        self._event({"choices": [], "usage": usage})
-        self.wfile.write(b"data: [DONE]\n\n")
-        self.close_connection = True
+        if stub.says_usage:
+            self._event({"choices": [], "usage": usage})
+        self.wfile.write(stub.ends)
+
+    def _tokens(self, at_s: float, prompt_tokens: int, tokens: int) -> None:
+        """The first at `at_s`, each later one a decode step after the one before."""
+        stub = self.stub
+        for line in stub.around:
+            self.wfile.write(line)
+        if stub.extra == "begins":
+            self._event({"choices": [{"text": "", "index": 0}]})
+        for number in range(1, tokens + 1):
+            if number % stub.per_event == 0 or number in (1, tokens):
+                time.sleep(max(0.0, at_s - time.monotonic()))
+                self._event({"choices": [{"text": "a", "index": 0}], "usage": None})
+            at_s += stub.truth.decode_s(stub.streams, prompt_tokens)
+        if stub.extra == "ends":
+            self._event({"choices": [{"text": "", "index": 0, "finish_reason": "length"}]})
 
     def _event(self, content: dict[str, Any]) -> None:
-        self.wfile.write(b"data: " + json.dumps(content).encode() + b"\n\n")
-        self.wfile.flush()
+        data = b"data: " + json.dumps(content).encode() + b"\r\n\r\n"
+        cut = len(data) // 2 if self.stub.piecewise else len(data)
+        for piece in (data[:cut], data[cut:]):
+            self.wfile.write(piece)
+            self.wfile.flush()
+            if self.stub.piecewise:
+                time.sleep(0.001)
+
+    def _locked(self) -> bool:
+        """Whether a key is missing; then that is the answer."""
+        wanted = f"Bearer {self.stub.key}" if self.stub.key else None
+        if wanted is None or self.headers.get("Authorization") == wanted:
+            return False
+        self._answer(401, {"error": "Unauthorized"})
+        return True
 
     def _answer(self, status: int, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()

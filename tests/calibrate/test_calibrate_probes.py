@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import ExitStack
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,15 +18,17 @@ import torch
 from calibrate.command import run_calibration
 from calibrate.kit import Options, make_kit
 from calibrate.points import Point
-from calibrate.probes.bench import Bench, Scale
+from calibrate.probes.bench import GPU_SCALE, Bench, Scale
 from calibrate.probes.disk import DiskProbe
 from calibrate.probes.engine import KINDS, EngineProbe
 from calibrate.probes.host import HostProbe
 from calibrate.probes.interference import InterferenceProbe
 from calibrate.probes.peers import PeersProbe
-from calibrate.probes.steps import StepsProbe
+from calibrate.probes.steps import BATCHES, MOST_DECODE_TOKENS, StepsProbe
 from calibrate.probes.transfers import TransfersProbe
+from calibrate.sampling import Rule, sample
 from hicache.errors import InputError
+from hw.model.graphs import Buckets
 from scenario.geometry import load_geometry
 
 CONFIG = {
@@ -61,6 +65,30 @@ def test_steps_of_every_kind_are_timed(bench):
         assert probe.sampler(point)() > 0
     assert all(sum(each.at) <= 512 for each in points if each.series == "steps.prefill")
     assert {each.role for each in points} == {"fit", "check"}
+
+
+def test_decode_steps_of_every_size_are_timed_as_far_as_memory_goes():
+    geometry = load_geometry("Qwen3-8B")
+    probe = StepsProbe(SimpleNamespace(scale=GPU_SCALE, where=torch.device("cuda")))  # type: ignore[arg-type]
+    made = [each for each in probe.points("quick") if each.series == "steps.decode"]
+    fits = [each.at for each in made if each.role == "fit"]
+    sizes = {*BATCHES, *(each for each in Buckets().decoders if each <= GPU_SCALE.batch)}
+    assert {batch for batch, _ in fits} == sizes
+    for batch in sizes:
+        farthest = max(context for size, context in fits if size == batch)
+        assert farthest == min(GPU_SCALE.context_tokens, MOST_DECODE_TOKENS // batch)
+        # More tokens than an L1 beside this model has, of a GPU of 141 GB.
+        if farthest < GPU_SCALE.context_tokens:
+            assert batch * farthest * geometry.kv_bytes_per_token > 141e9 - geometry.weight_bytes
+    # Held out among the long ones, too, and none beyond the fit.
+    checks = [each.at for each in made if each.role == "check"]
+    assert sum(context > 4096 for _, context in checks) >= 4
+    assert all(batch * context <= MOST_DECODE_TOKENS for batch, context in [*fits, *checks])
+
+
+def test_pages_that_there_is_no_memory_for_are_missing_with_their_number(bench):
+    with pytest.raises(InputError, match="65 pages are needed, there is memory for 64"):
+        bench.pages(bench.pool, 65)
 
 
 def test_no_step_is_faster_than_the_memory_reads_the_weights(bench):
@@ -103,6 +131,23 @@ def test_the_engines_own_time_is_found_in_a_live_run(bench, tmp_path):
     assert all(0 < each < 60e9 for kind in waits.values() for each in kind)
     assert probe.sampler(Point("engine.prefill", ()))() > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_reads_from_l3_find_their_device_idle(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("calibrate.probes.engine.MOST_RUNS", 1)
+    probe = EngineProbe(bench, str(tmp_path), requests=2)
+    probe.open()
+    found = {
+        kind: sample(probe.sampler(Point(f"engine.{kind}", ())), 60, time.monotonic, Rule(0, 3, 6))
+        for kind in ("s2h", "h2d")
+    }
+    assert [len(each.ns) for each in found.values()] == [6, 6]
+    assert probe._runs == {"visits": 1, "rounds": 1}
+    # What there was is kept when there is no more.
+    few = sample(probe.sampler(Point("engine.h2s", ())), 60, time.monotonic, Rule(0, 3, 60, 0.0))
+    assert 1 <= len(few.ns) < 60
+    assert few.note.endswith("no more samples: no other h2s found its device idle in 1 runs of "
+                             "visits")  # fmt: skip
 
 
 def test_the_disk_is_timed_and_left_clean(tmp_path):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.fits import fit_curve, quantile, slope_through
-from calibrate.machine import link_bytes_per_s
-from calibrate.sampling import Disturbed, Rule, median_interval, sample
+from calibrate.machine import doubts, link_bytes_per_s, look
+from calibrate.sampling import Disturbed, Exhausted, Rule, median_interval, sample
 from hicache.errors import InputError
 from scenario.measurement import Sample
 from sim.curves import line
@@ -94,6 +94,26 @@ def test_disturbed_samples_are_taken_again_but_not_for_ever():
     assert found.note == "2 disturbed samples rejected: busy"
     with pytest.raises(InputError, match="9 samples were disturbed: busy"):
         sample(clock.acting([100, *[busy] * 50]), 10, clock)
+
+
+def test_disturbed_samples_do_not_outlast_the_time():
+    clock = Clock()
+    found = sample(clock.acting([100, 100, *[Disturbed("busy")] * 9], step_s=1), 1.5, clock)
+    assert found.ns == (100,)
+    assert found.note.endswith("1 disturbed samples rejected: busy")
+    assert clock.now_s == 3
+
+
+def test_what_there_is_has_to_do_when_no_more_can_be_had():
+    clock = Clock()
+    gone = Exhausted("all were taken")
+    found = sample(clock.acting([1, 100, 120, 140, gone]), 10, clock)
+    assert found.ns == (100, 120, 140)
+    assert found.note.startswith("3 samples in the time there was")
+    assert found.note.endswith("; no more samples: all were taken")
+    for times in ([gone], [1, gone]):
+        with pytest.raises(InputError, match="all were taken"):
+            sample(clock.acting(times), 10, clock)
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=60))
@@ -183,3 +203,10 @@ def test_terms_are_never_negative():
 def test_what_a_link_can_carry(generation, width, gb_s):
     assert link_bytes_per_s(generation, width) / 1e9 == pytest.approx(gb_s, rel=0.001)
     assert link_bytes_per_s(99, 16) == 0
+
+
+def test_other_work_on_the_machine_is_told():
+    assert doubts(0.4, 2, 0) == doubts(8.0, 16, 10) == ()
+    assert doubts(1.1, 2, 0) == ("other work runs here, a load of 1.1 on 2 cores",)
+    assert doubts(0.0, 2, 93) == ("other work runs on the GPU, which is 93 % busy",)
+    assert "when it began" in look("none").facts["load"]

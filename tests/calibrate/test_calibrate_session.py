@@ -131,6 +131,18 @@ def test_without_time_every_point_is_still_measured_a_little(tmp_path):
     assert measured.duration_s <= 15
 
 
+def test_what_would_begin_long_after_the_time_is_missing(tmp_path):
+    clock = [0.0]
+    slow, later = Slow("slow", clock, 8.0), Slow("later", clock, 0.1)
+    measured = run([slow, later], tmp_path, clock, 2.0)
+    assert measured.duration_s == 16
+    assert [each.at for each in measured.series["slow"].samples] == [(0,), (1,)]
+    assert measured.missing == [
+        "slow: the time was over with 3 points to go; --budget gives more",
+        "later: the time was over with 5 points to go; --budget gives more",
+    ]
+
+
 def test_a_probe_that_cannot_work_is_missing_and_the_rest_goes_on(tmp_path):
     class Broken(Slow):
         def open(self):

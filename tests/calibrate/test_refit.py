@@ -104,12 +104,15 @@ def test_what_cannot_be_refitted_is_refused(profile):
         refit(profile, "here", "Qwen3-4B")
 
 
-def test_the_shipped_machine_is_what_this_version_makes_of_its_samples():
-    """`hicache profile refit nvidia-h200 --out scenario/profiles/nvidia-h200.json` mends it."""
-    shipped = load_profile("nvidia-h200")
+@pytest.mark.parametrize("name", ["nvidia-h200", "nvidia-h200-qwen3-4b"])
+def test_the_shipped_machines_are_what_this_version_makes_of_their_samples(name: str):
+    """`hicache profile refit NAME --out scenario/profiles/NAME.json` mends it. All fits hold."""
+    shipped = load_profile(name)
     made = refit(shipped, "here").profile
     assert dict(sourced(made)) == dict(sourced(shipped))
     assert made == shipped
+    assert shipped.measurement is not None
+    assert {fit.verdict for fit in shipped.measurement.fits} == {"fits"}
 
 
 def test_the_command(profile, tmp_path, monkeypatch, capsys):

@@ -11,13 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.validate.validation import as_json, as_the_machine_did, validate
+from calibrate.validate.runs import Played
+from calibrate.validate.validation import as_json, as_the_machine_did
 from scenario.load import load_scenario
+from scenario.profile import load_profile
 from scenario.results import summary_text
 from sim.replay import replay
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "benchmarks" / "validation"
+sys.path.insert(0, str(FOLDER))
+from judge import SHARED_UNTIL, as_it_was_then, judged  # noqa: E402
+
 SCENARIOS = sorted(FOLDER.glob("*.toml"))
 JUDGED = sorted(FOLDER.glob("results/*/*/validation.json"))
 
@@ -55,18 +60,28 @@ def test_a_scenario_keeps_its_tiers_busy_and_its_load(path: Path) -> None:
 
 @pytest.mark.parametrize("path", JUDGED, ids=lambda path: path.parent.name)
 def test_what_was_recorded_is_judged_to_the_same_numbers(path: Path) -> None:
-    from calibrate.validate.command import recorded_runs
-    from calibrate.validate.limits import KNOWN
-
     found = json.loads(path.read_text())
     profile = found["profile"]["name"]
-    runs = [str(run) for run in sorted(path.parent.glob("hw-*"))]
-    hardware, scenario = recorded_runs(None, {"machine.profile": profile}, runs)
-    limits = KNOWN["saturated" if path.parent.name == "saturated" else "usual"]
-    again = validate(hardware, scenario, path.parent.name, limits=limits, explains="nothing")
+    again = judged(path.parent, {"machine.profile": profile}, "nothing")
     table = json.loads(summary_text(as_json(again)))
     for key in ("figures", "tokens_by_source", "limits", "device_model"):
         assert table[key] == found[key], key
+
+
+def test_runs_are_judged_by_the_back_ends_that_they_had(tmp_path: Path) -> None:
+    run = Played("run 1", load_scenario(SCENARIOS[0]), {}, {}, [], [], {})
+    for measured_at, copies in (
+        ("2026-11-30T00:25:57+00:00", 1),
+        (SHARED_UNTIL, 2),
+        ("2026-12-01T00:00:00+00:00", 2),
+        ("", 2),  # it does not say
+    ):
+        run.measured_at = measured_at
+        scenario = as_it_was_then(run.scenario, [run, run], tmp_path)
+        backends = load_profile(scenario.machine.profile).pcie.backends
+        assert backends is not None
+        assert backends.at_once is not None
+        assert backends.at_once.value == copies, measured_at
 
 
 def test_the_runs_can_be_recorded_without_a_gpu(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cli.main import run
 from hicache.errors import InputError
 from report.compare_metrics import Row
-from report.counters import SPREADS
+from report.counters import COUNTERS, SPREADS
 from report.prometheus import (
     Scrape,
     at_rank,
@@ -314,6 +314,14 @@ def test_ranks_are_taken_once_and_replicas_added() -> None:
     }
     assert of_ranks(series, "largest") == 8.0
     assert of_ranks(series, "sum") == 15.0
+
+
+def test_bytes_of_all_ranks_are_predicted_and_tokens_of_one() -> None:
+    one = {"load_back_bytes_total": 10, "load_back_tokens_total": 7}
+    for summary, expected in ((one, (10, 7)), ({**one, "ranks": {"tp": 4}}, (40, 7)), ({}, None)):
+        found = {each.name: each.predicted(summary) for each in COUNTERS}
+        pair = (found["load_back_bytes_total"], found["load_back_tokens_total"])
+        assert pair == (expected or (None, None))
 
 
 def test_quantiles_are_edges() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas
 import pytest
 from cli_helpers import files_under, hicache, refusal
 
@@ -55,13 +56,53 @@ def test_the_same_plan_is_the_same_bytes_and_a_goal_decides(
     assert "no plan: none has a TTFT p99 of 1 ms; the nearest has " in done.stdout
 
 
+def test_policies_of_ones_own_are_planned_with_and_repeated_by_a_sweep(
+    tmp_path: Path, small_trace: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from hicache.restore_policy import Choice\n\n\nclass All:\n"
+        "    def __init__(self, page_size_tokens, belief):\n        pass\n\n"
+        "    def __call__(self, hits):\n"
+        "        return Choice(max(hits.host, hits.storage), 'always')\n\n\n"
+        "class Lru:\n    def __call__(self, node):\n        return node.last_access\n"
+    )
+    sizes = ("--l2", "4GiB", "--l3", "20GiB", "--page-size", "64", "--ttft-p99", "1e6")
+    plan = ("plan", small_trace, *L1, *sizes, "--set", "trace.speed=6")
+    own = ("--policy", "mine.py:All", "--set", "cache.eviction=mine:Lru")
+    done = hicache(*plan, *own, "--save-scenario", "b.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    points = document["points"]
+    assert {each["restore.policy"] for each in points} == {"mine.py:All"}
+    usual = hicache(*plan, "--policy", "always", "--out", "u.json", "-q", cwd=tmp_path)
+    assert usual.returncode == 0
+    same = json.loads((tmp_path / "u.json").read_text())["points"]
+    assert [{**each, "restore.policy": "always"} for each in points] == same
+    assert any(each["hit_rates.all.tokens.host"] > 0 for each in points)
+    assert (tmp_path / "b.toml").read_text().splitlines()[1:3] == [
+        "# restore.policy was mine.py:All, a class of the user's",
+        "# cache.eviction was mine:Lru, a class of the user's",
+    ]
+    command = next(
+        line.removeprefix("repeat it: ")
+        for line in done.stdout.splitlines()
+        if line.startswith("repeat it: ")
+    )
+    assert hicache(*command.split()[1:], "-q", cwd=tmp_path).returncode == 0
+    (row,) = pandas.read_parquet(tmp_path / "sweep.parquet").to_dict("records")
+    assert row["ttft_ms.p99"] == points[document["chosen"]]["ttft_ms.p99"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (("none.jsonl",), "none.jsonl: No such file"),
         ((), "no trace was given"),
         (("-",), "standard input cannot be read again"),
-        (("TRACE", "--l2", "2x"), "--l2 is 2x: it must be bytes, such as 40GiB"),
+        (("TRACE", "--l2", "9pages"), "--l2 is 9pages: it must be bytes, such as 40GiB, or"),
+        (("TRACE", "--l2", "2x"), "L2 of 221.1 GiB needs 221.1 GiB: nvidia-h200"),
+        (("TRACE", "--l2", "1x", "--set", "ranks.tp=4"), "L2 of 122 GiB x 4 ranks needs 488 GiB"),
+        (("TRACE", "--ranks", "6", "--set", "ranks.tp=4"), "--ranks is 6: a server has 4"),
         (("TRACE", "--l2", "40"), "40 of what?"),
         (("TRACE", "--l2", "1GiB,1GiB"), "1GiB is there twice"),
         (("TRACE", "--l2", "200GiB"), "200 GiB: nvidia-h200 has 128 GiB of host memory, of which"),
@@ -78,6 +119,8 @@ def test_the_same_plan_is_the_same_bytes_and_a_goal_decides(
         (("TRACE", "--page-size", "64,no"), "--page-size is no"),
         (("TRACE", "--page-size", "100"), "100"),
         (("TRACE", "--policy", "best"), '"best": it must be'),
+        (("TRACE", "--policy", "cost,gone.py:X"), "there is no module gone.py"),
+        (("TRACE", "--set", "cache.eviction=math:sqrt"), "sqrt is no class but a builtin"),
         (("TRACE", "--set", "tiers.l2=1GiB"), "name its values with --l2"),
         (("TRACE", "--set", "restore.policy=cost"), "name its values with --policy"),
         (("TRACE", "--model", "Llama-3.1-70B"), "does not fit on nvidia-h200"),

@@ -101,6 +101,8 @@ def test_scenarios_that_fail_have_a_row_that_says_why(tmp_path: Path, small_trac
         (("TRACE", "--grid", "seed=1,2", "--set", "seed=3"), "seed: is given by --set, too"),
         (("TRACE", "--grid", "trace.path=a,b"), "traces are named as arguments, too"),
         (("TRACE", "--grid", "restore.policy=cost,best"), '"best": it must be'),
+        (("TRACE", "--grid", "restore.policy=cost,gone.py:X"), "there is no module gone.py"),
+        (("TRACE", "--set", "restore.policy=math:sqrt"), "sqrt is no class but a builtin"),
         (("TRACE", "--jobs", "0"), "--jobs is 0"),
         (("TRACE", "--jobs", "2", "--ray", "here:1"), "--jobs is about this machine"),
         (("TRACE", "--out", "x.csv"), "must end in .parquet"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import REPOSITORY, hicache
 
+SCENARIO = REPOSITORY / "data" / "demo.toml"
 RUN = REPOSITORY / "benchmarks" / "hw" / "results" / "h200-2026-11-29" / "agents-8b"
 
 
@@ -44,6 +45,7 @@ def test_what_was_learned_in_a_recorded_run_is_shown(tmp_path: Path) -> None:
         (("validate", "--runs", RUN, "--set", "seed=3"), "seed cannot be changed"),
         (("validate", "--runs", RUN, "--profile", "h100"), "no known machine"),
         (("learning", "none.toml"), "none.toml: No such file"),
+        (("learning", SCENARIO, "--set", "ranks.tp=2"), "ranks.tp is 2: this is a comparison of"),
         (("learning", RUN, "--set", "restore.policy=always"), "restore.policy cannot be changed"),
     ],
 )

@@ -33,6 +33,10 @@ RUNS = {
         "--page-size", "64", "--policy", "always", "--save-record",
         "--set", "engine.page_ids=named", "--set", "engine.check_every_steps=50",
     ),
+    "parts of hits, counting what is in front": (
+        "--policy", "meet", "--set", "restore.layerwise=true", "--set", "restore.queue_aware=true",
+        "--set", "restore.prior_host_gib_per_s=1", "--save-record",
+    ),
     "untimed": ("--page-size", "64", "--untimed"),
     "block-lru": (
         "--preset", "block-lru", "--l2", "0", "--l3", "0", "--set", "cache.eviction=slru",

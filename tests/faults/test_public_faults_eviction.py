@@ -12,12 +12,14 @@ import pytest
 from adversarial_lanes import pages_of
 from bench import Bench
 from engine_runs import assert_at_rest
-from tree_view import claims
+from tree_view import claims, nodes_of
 
 from hicache.arrival import Arrival
+from hicache.eviction import STRATEGIES
 from hicache.holdings import Holdings
-from hicache.node import DEVICE, HOST
-from hicache.tree import HiRadixTree
+from hicache.node import DEVICE, HOST, Node
+from hicache.tier import Tier
+from hicache.tree import HiRadixTree, Match
 from scenario import resolve as resolving
 from scenario.load import load_scenario
 from sim.replay import replay
@@ -218,3 +220,88 @@ def test_lmcache_1034_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert claims(bench.tree)
     with pytest.raises(AssertionError):
         assert_at_rest(bench.engine)
+
+
+# ---------------------------------------------------------------------- gap in the middle
+# vllm#57325: of a path of three nodes L1 held the first and the last, and L2 the one in the middle;
+# the lookup stopped at the gap, and what L2 and L1 had behind it was computed again. Here such a
+# gap cannot arise (`hicache.tree`; any sequence of actions: tests/hicache/test_tree_machine.py);
+# what comes closest to it is hit in full, and nothing is loaded that L1 has.
+
+HEAD, MIDDLE, TAIL = range(4), range(100, 104), range(200, 204)
+WHOLE = [*HEAD, *MIDDLE, *TAIL]
+
+
+def three_nodes(eviction: str, wanted: int) -> Bench:
+    """A path of three nodes in L1 and L2; then something else asks for `wanted` pages of L1, and
+    the path is asked for again.
+    """
+    bench = Bench(16, 64, cache={"eviction": eviction})
+    for place, path in enumerate((HEAD, [*HEAD, *MIDDLE], WHOLE)):
+        bench.ask(1000 * place, path, tail=1)
+    bench.ask(5000, range(900, 900 + wanted))
+    bench.ask(9000, WHOLE, tail=1)
+    return bench.run(8000)
+
+
+def held_in_l1(bench: Bench) -> list[bool]:
+    """Whether L1 holds each of the three nodes."""
+    held = {node.start for node, _ in nodes_of(bench.tree) if node.resident[DEVICE]}
+    return [keys[0] in held for keys in (HEAD, MIDDLE, TAIL)]
+
+
+@pytest.mark.parametrize("eviction", STRATEGIES)
+@pytest.mark.parametrize(
+    ("wanted", "held", "loaded"),
+    [(4, [True, True, True], 0), (8, [True, True, False], 4), (12, [True, False, False], 8)],
+)
+def test_vllm_57325_all_that_any_tier_holds_is_hit_and_no_more_is_loaded_than_l1_lacks(
+    eviction: str, wanted: int, held: list[bool], loaded: int
+) -> None:
+    bench = three_nodes(eviction, wanted)
+    assert held_in_l1(bench) == held
+    assert bench.hits(WHOLE) == (12 - loaded, 12, 0)
+    bench.run()
+    assert sum(copy.pages for copy in bench.copies("h2d")) == loaded
+    row = bench.rows()[-1]
+    assert (row["device_tokens"], row["host_tokens"]) == (12 - loaded, loaded)
+    assert row["computed_tokens"] == 1
+    assert_at_rest(bench.engine)
+
+
+@pytest.mark.filterwarnings(BROKEN)
+def test_vllm_57325_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lookup stops where L1 does."""
+    match = HiRadixTree.match
+
+    def stopping(self: HiRadixTree, runs: object) -> Match:
+        found = match(self, runs)  # type: ignore[arg-type]
+        return Match(found.node, found.depth, found.device, found.device, found.device)
+
+    monkeypatch.setattr(HiRadixTree, "match", stopping)
+    bench = three_nodes("lru", 8).run()
+    assert bench.rows()[-1]["computed_tokens"] == 5
+
+
+@pytest.mark.filterwarnings(BROKEN)
+def test_vllm_57325_the_gap_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What leaves first is not a leaf: the gap is there, and the integrity check names it."""
+    evict = Tier.evict
+
+    def middle_first(self: Tier, count: int, prune: object) -> int:
+        middle = [n for n, _ in nodes_of(bench.tree) if n.start == MIDDLE[0] and not any(n.pins)]
+        if self.index == DEVICE and middle and middle[0].resident[DEVICE]:
+            node: Node = middle[0]
+            self._let_go(node, 4, prune)  # type: ignore[arg-type]
+            return 4
+        return evict(self, count, prune)  # type: ignore[arg-type]
+
+    bench = Bench(16, 64)
+    for place, path in enumerate((HEAD, [*HEAD, *MIDDLE], WHOLE)):
+        bench.ask(1000 * place, path, tail=1)
+    bench.run(4000)
+    monkeypatch.setattr(Tier, "evict", middle_first)
+    bench.tree.evict(DEVICE, 1)
+    assert held_in_l1(bench) == [True, False, True]
+    with pytest.raises(AssertionError, match="hole in device"):
+        bench.engine.check_integrity()

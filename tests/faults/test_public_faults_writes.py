@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 from bench import Bench
 from engine_runs import assert_at_rest
+from naive_caches import InstantLanes
+from simpy import Environment
 
+from hicache.engine import Engine
 from hicache.node import DEVICE, HOST, STORAGE
+from hicache.reuse import ReuseCounts
+from hicache.store_index import keys_from
 from hicache.tree import HiRadixTree
 from hicache.write_back import Departure
 
@@ -129,3 +134,67 @@ def test_sglang_26886_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with pytest.raises(AssertionError, match=r"hole in"):
         bench.engine.check_integrity()
+
+
+# ---------------------------------------------------------------------- admission count
+# dynamo#8826: every block was seen three times; what had to be used often to be written to disk was
+# written all the same, or never.
+
+BLOCKS = 12
+
+
+def seen_three_times(threshold: int, index: str, policy: str, *, timed: bool) -> int:
+    """Three prompts of four pages, three times over; how many pages were written to L3."""
+    bench = Bench(
+        16, 32, 64, cache={"write_policy": policy}, admit_after_hits=threshold,
+        prefetch={} if index == "store" else None,
+    )  # fmt: skip
+    for place in range(9):
+        prompt = place % 3
+        bench.ask(1000 * place, range(100 * prompt, 100 * prompt + 4))
+    if policy == "write_back":  # so that all of it leaves L1 in the end
+        bench.ask(9000, range(500, 516))
+    engine = bench.engine
+    if timed:
+        bench.run()
+    else:
+        env = Environment(0)
+        engine = Engine(env, InstantLanes(env), bench.options)
+        engine.serve_untimed(bench.requests)
+    assert_at_rest(engine)
+    return engine.metrics.directions["h2s"].pages
+
+
+WAYS = [
+    (index, policy, timed)
+    for index in ("tree", "store")
+    for policy in ("write_through", "write_back")
+    for timed in (True, False)
+]
+
+
+@pytest.mark.parametrize(("index", "policy", "timed"), WAYS)
+@pytest.mark.parametrize(("threshold", "written"), [(8, 0), (4, 0), (3, BLOCKS), (2, BLOCKS)])
+def test_dynamo_8826_what_was_seen_three_times_is_stored_from_two_on_and_not_at_eight(
+    threshold: int, written: int, index: str, policy: str, timed: bool
+) -> None:
+    assert seen_three_times(threshold, index, policy, timed=timed) == written
+
+
+@pytest.mark.parametrize(("index", "policy", "timed"), WAYS)
+def test_dynamo_8826_put_back(
+    index: str, policy: str, timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was counted is not asked; and what is asked does not count what comes again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ReuseCounts, "admitted", lambda self, node: node)
+        patch.setattr(ReuseCounts, "crossed", lambda self, node: (node, 0))
+        assert seen_three_times(8, index, policy, timed=timed) >= BLOCKS
+    count = ReuseCounts.count
+
+    def once(self: ReuseCounts, node: Any) -> None:
+        if self._leading(keys_from(node, 0), 1) < node.end:
+            count(self, node)
+
+    monkeypatch.setattr(ReuseCounts, "count", once)
+    assert seen_three_times(2, index, policy, timed=timed) == 0

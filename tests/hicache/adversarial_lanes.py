@@ -56,7 +56,8 @@ def can_fail(operation: Operation) -> bool:
 
 class AdversarialLanes:
     """`hicache.ports.Lanes`. `submitted` lists every operation with its Pending. `store`: the page
-    keys that L3 knows, where it is asked by key; tests may put keys in and take them out.
+    keys that L3 knows, where it is asked by key; tests may put keys in and take them out. `stores`:
+    of every rank, rank 0's being `store`; `others`: what stands in the memory of ranks 1 and up.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class AdversarialLanes:
         self.ended: set[int] = set()  # bursts asked to end
         self.memory: Memory | None = None
         self.store: dict[int, None] = {}
+        self.stores = [self.store]
+        self.others: list[Memory] = []
         self.store_pages = 0  # that it has room for; 0: for all
         self._numbers = numbers if numbers is not None else count()
         self._held: dict[int, Callable[[bool], None]] = {}
@@ -84,10 +87,11 @@ class AdversarialLanes:
         self.under_way[pending.number] = operation
         fate = self.fate(operation)
         if self.memory is not None:
-            if isinstance(operation, Copy):
-                self.memory.begin(pending.number, operation)
-            elif not isinstance(operation, Lookup):
-                self.memory.forget_private()
+            for memory in self._memories(operation):
+                if isinstance(operation, Copy):
+                    memory.begin(pending.number, operation)
+                elif not isinstance(operation, Lookup):
+                    memory.forget_private()
         if isinstance(operation, Decode):
             self._step(pending, operation, fate, ())
         elif fate.held:
@@ -140,7 +144,8 @@ class AdversarialLanes:
             fails = fate.fails and can_fail(operation)
             answer = len(ends) if fails else self._answer(operation, len(ends))
             if self.memory is not None and isinstance(operation, Copy):
-                self.memory.end(pending.number, arrived=not fails, answer=answer)
+                for memory in self._memories(operation):
+                    memory.end(pending.number, arrived=not fails, answer=answer)
             if fails:
                 post(self.env, pending, TransferError(f"operation {pending.number} failed"), at)
                 return
@@ -153,11 +158,19 @@ class AdversarialLanes:
 
         self._after(fate.notice_ns, act)
 
+    def _memories(self, operation: Operation) -> list[Memory]:
+        """Those that it concerns: of one rank where it is asked by key, else of all."""
+        assert self.memory is not None
+        memories = [self.memory, *self.others]
+        if isinstance(operation, Copy) and operation.keys:
+            return [memories[operation.rank]]
+        return memories
+
     def _answer(self, operation: Operation, steps: int) -> int:
         """What a completion says in `steps`; a write by keys puts them into the store."""
         if not isinstance(operation, Lookup | Copy) or not operation.keys:
             return steps
-        keys, store = pages_of(operation.keys), self.store
+        keys, store = pages_of(operation.keys), self.stores[operation.rank]
         assert len(keys) == operation.pages
         if isinstance(operation, Copy) and operation.direction == "h2s":
             new = sum(key not in store for key in keys)

@@ -43,11 +43,16 @@ class Bench:
         restore: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
         prefetch: dict[str, Any] | None = None,
+        admit_after_hits: int = 1,
         switches: dict[str, Any] | None = None,
         offload: dict[str, Any] | None = None,
         mode: Literal["cache", "buffer_only"] = "cache",
+        ranks: int = 1,
+        writing_ranks: int | None = None,
     ) -> None:
-        """`prefetch`: L3 is a store that is asked by key, and read with these options."""
+        """`prefetch`: L3 is a store that is asked by key, and read with these options.
+        `writing_ranks`: all of them if None.
+        """
         self.env = Environment(0)
         self.holding: set[str] = set()
         self.failing: set[str] = set()
@@ -64,14 +69,21 @@ class Bench:
             SchedulerOptions(**{"output_reserve_fraction": 0.0, **(scheduler or {})}),
             "named",
             1,
-            StorageOptions("tree" if prefetch is None else "store", **(switches or {})),
+            StorageOptions(
+                "tree" if prefetch is None else "store", admit_after_hits, **(switches or {})
+            ),
             PrefetchOptions(
                 "restore" if prefetch is None else "queued",
                 **{"threshold_tokens": 1, **(prefetch or {})},
             ),
             OffloadOptions(**(offload or {})),
             mode,
+            ranks=ranks,
+            writing_ranks=ranks if writing_ranks is None else writing_ranks,
         )
+        shared = self.options.writing_ranks < ranks  # what one writes all read
+        more = [self.lanes.store if shared else {} for _ in range(1, ranks)]
+        self.lanes.stores += more
         self.engine = Engine(self.env, self.lanes, self.options)
         self.metrics = self.engine.metrics
         self.tree = self.engine.tree

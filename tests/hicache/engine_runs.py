@@ -16,6 +16,7 @@ from hicache.operations import DIRECTIONS
 from hicache.ports import Lanes
 from hicache.record import Recorder
 from hicache.requests import Request
+from hicache.restore_policy import Policy
 
 MOST_EVENTS = 200_000  # a run of a dozen small requests that takes more is going round in circles
 
@@ -23,7 +24,10 @@ MOST_EVENTS = 200_000  # a run of a dozen small requests that takes more is goin
 class Run:
     """A run that is over: the engine, its lanes, and the record that was taken of it."""
 
-    def __init__(self, workload: Workload, *, recorded: bool = False) -> None:
+    def __init__(
+        self, workload: Workload, *, recorded: bool = False, policy: Policy | None = None
+    ) -> None:
+        """`policy`: the restore policy, instead of the workload's."""
         self.workload = workload
         self.requests = workload.requests()
         self.env = Environment(0)
@@ -39,6 +43,8 @@ class Run:
             self.recorder = Recorder(self.env, self.lanes, self.lines.append, "a small workload")
             port = self.recorder
         self.engine = Engine(self.env, port, workload.options)
+        if policy is not None:
+            self.engine.scheduler.admission.policy = policy
         if workload.options.page_ids == "named":
             watch_memory(self.engine, self.lanes)
         for at_ns, number in workload.aborts:
@@ -58,14 +64,18 @@ class Run:
 
 def watch_memory(engine: Engine, lanes: AdversarialLanes) -> None:
     """Let `lanes` keep contents of pages, and check them before every step."""
-    memory = Memory(lambda tier: keys_by_page(engine.tree, tier))
-    lanes.memory = memory
+    lanes.memory = memory = Memory(lambda tier: keys_by_page(engine.tree, tier))
+    others = [
+        Memory(lambda tier: keys_by_page(engine.tree, tier)) for _ in range(1, engine.options.ranks)
+    ]
+    lanes.others = others
     before = engine.scheduler.on_step
 
     def check() -> None:
         if before is not None:
             before()
-        memory.check()
+        for each in (memory, *others):
+            each.check()
 
     engine.scheduler.on_step = check
 
@@ -215,4 +225,5 @@ def assert_good(run: Run) -> None:
     assert_bytes_add_up(run.engine, run.workload, run.engine.metrics.restored_pages)
     assert not run.lanes.under_way
     if run.lanes.memory is not None:
-        run.lanes.memory.check()
+        for memory in (run.lanes.memory, *run.lanes.others):
+            memory.check()

@@ -173,7 +173,10 @@ def random_victims(rng: Random, cache: CacheOptions) -> CacheOptions:
         l1_eviction_amount=pick(["shortfall", "shortfall", "request"]),
         l2_eviction_amount=pick(["shortfall", "shortfall", "request"]),
         l2_victims=pick(["any", "any", "not_in_l1", "duplicates_first"]),
+        load_eviction_amount=pick(["shortfall", "request"]),
         touch=pick(["matched", "walked"]),
+        node_boundaries=pick(["run", "insert"]),
+        prompt_priority_step=pick([0, 1]),
         l1_high_watermark=marks[0],
         l1_low_watermark=marks[1],
         l2_high_watermark=marks[2],
@@ -203,8 +206,9 @@ SWITCHES: list[dict[str, float]] = [
 def random_store(rng: Random, options: EngineOptions) -> EngineOptions:
     """The same with an L3 that is asked by page key, now and then."""
     pick = rng.choice
+    storage = StorageOptions("tree", pick([1, 1, 2, 3]))
     if not options.storage_pages or pick([True, False]):
-        return options
+        return replace(options, storage=storage)
     prefetch = PrefetchOptions(
         mode="queued",
         threshold_tokens=pick([0, 1, 4]),
@@ -223,7 +227,7 @@ def random_store(rng: Random, options: EngineOptions) -> EngineOptions:
         retries=pick([0, 0, 2]),
         retry_passes=pick([1, 3]),
     )
-    storage = StorageOptions("store", **rng.choice(SWITCHES))
+    storage = replace(storage, index="store", **rng.choice(SWITCHES))
     return replace(options, storage=storage, prefetch=prefetch)
 
 
@@ -237,6 +241,20 @@ def random_offload(rng: Random, options: EngineOptions) -> EngineOptions:
     """The same with answers that are written while they are made, now and then."""
     offload = OffloadOptions(rng.choice([False, True]), rng.choice([0, 0, 3, 8]))
     return replace(options, offload=offload)
+
+
+def random_meeting(rng: Random, restore: RestoreOptions) -> RestoreOptions:
+    """The same, now and then loading a part of a hit and computing the rest."""
+    pick = rng.choice
+    meets = pick([True, False, False]) and restore.overlap
+    return replace(
+        restore,
+        policy="meet" if meets else restore.policy,
+        layerwise=pick([True, True, False]) if meets else restore.layerwise,
+        queue_aware=pick([False, True]),
+        # Pages come in some 100 ns here, so that computing one must not be believed to take long.
+        prior_recompute_us_per_token=pick([0.1, 0.02]) if meets else 50.0,
+    )
 
 
 def random_buffer(rng: Random, options: EngineOptions) -> EngineOptions:
@@ -284,6 +302,7 @@ def random_workload(rng: Random, *, faults: bool = True, most_calls: int = 12) -
     options = replace(options, restore=random_loads(rng, options.restore))
     options = random_store(rng, options)
     options = random_offload(rng, options)
+    options = replace(options, restore=random_meeting(rng, options.restore))
     options = random_buffer(rng, options)
     return Workload(options, calls, fates, aborts)
 

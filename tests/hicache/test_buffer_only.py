@@ -281,6 +281,24 @@ def test_stop_policies_keep_what_has_come(stop: str, publish: str) -> None:
     assert lost(bench) == ({} if stop == "wait_complete" else {"deadline": 6})
 
 
+def test_of_several_ranks_the_least_is_staged_and_each_writes_its_part() -> None:
+    bench = bench_with(ranks=2)
+    for store, stored in zip(bench.lanes.stores, (8, 5), strict=True):
+        store.update(dict.fromkeys(range(stored)))
+    bench.ask(0, range(9))
+    assert finished(bench).rows()[0]["storage_tokens"] == 5
+    assert all(set(range(9)) <= set(store) for store in bench.lanes.stores)
+
+
+def test_what_is_admitted_by_reuse_is_written_and_nothing_else() -> None:
+    bench = bench_with(device=80, admit_after_hits=2)
+    bench.ask(0, range(8))
+    bench.ask(500, [*range(4), 20, 21])
+    finished(bench)
+    assert sorted(bench.lanes.store) == [0, 1, 2, 3]
+    assert pages(bench, "d2h") == [4]
+
+
 # ---------------------------------------------------------------------- aborts, and any workload
 
 
@@ -326,7 +344,7 @@ def with_buffer(rng: Random) -> Workload:
             host_pages=pick([1, 3, 9, 30]),
             storage_pages=pick([6, 60, 200]),
             cache=replace(options.cache, write_policy=policy),  # type: ignore[arg-type]
-            storage=StorageOptions("store", **pick(SWITCHES)),
+            storage=StorageOptions("store", pick([1, 1, 2]), **pick(SWITCHES)),
             prefetch=prefetch,
             host_mode="buffer_only",
         ),

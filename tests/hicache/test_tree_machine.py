@@ -66,10 +66,13 @@ class TreeMachine(RuleBasedStateMachine):
         amounts=st.tuples(*[st.sampled_from(["shortfall", "shortfall", "request"])] * 2),
         victims=st.sampled_from(["any", "any", "not_in_l1", "duplicates_first"]),
         touch=st.sampled_from(["matched", "walked"]),
+        nodes=st.sampled_from(["run", "insert"]),
         prompts=st.lists(contents, max_size=6),
         copied=st.lists(st.sampled_from(ROUTES[:2]), max_size=4),
     )
-    def begin(self, capacities, eviction, by, page_ids, amounts, victims, touch, prompts, copied):
+    def begin(
+        self, capacities, eviction, by, page_ids, amounts, victims, touch, nodes, prompts, copied
+    ):
         self.tree = small_tree(
             *capacities,
             page_ids=page_ids,
@@ -79,6 +82,7 @@ class TreeMachine(RuleBasedStateMachine):
             l2_eviction_amount=amounts[1],
             l2_victims=victims,
             touch=touch,
+            node_boundaries=nodes,
         )
         self.by_page = by == "page"
         self.by_request = (amounts[0] == "request", amounts[1] == "request", False)
@@ -182,6 +186,10 @@ class TreeMachine(RuleBasedStateMachine):
         found = path_of(hits.node)
         assert found == path[: hits.depth]
         assert [hits.device, hits.host, hits.storage] == [leading(path, h) for h in self.held]
+        # No tier has a gap that another one fills: the nearest tier of each page is known from the
+        # three leading hits, and nothing that is held anywhere is out of a walk's reach.
+        anywhere = self.held[DEVICE] | self.held[HOST] | self.held[STORAGE]
+        assert leading(path, anywhere) == max(hits.device, hits.host, hits.storage)
         for tier in TIERS:
             # A page stays on its way although the one in front of it failed, until its own end.
             expected, coming = leading(found, self.held[tier]), None

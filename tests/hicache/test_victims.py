@@ -320,9 +320,13 @@ def test_walked_each_node_has_a_time_of_its_own_and_parents_are_older():
             assert node.parent.last_access == node.last_access - 1
 
 
-def test_walked_a_priority_reaches_the_tail_that_did_not_match():
-    for touch, expected in (("matched", 0), ("walked", 2)):
-        user = TreeUser(small_tree(30, eviction="priority", touch=touch))
+def test_walked_a_priority_reaches_the_tail_that_did_not_match_where_there_is_an_l2():
+    for touch, host, expected in (
+        ("matched", 30, 0),
+        ("walked", 0, 0),
+        ("walked", 30, 2),
+    ):
+        user = TreeUser(small_tree(30, host, eviction="priority", touch=touch))
         user.compute((0, 1, 2, 3))
         user.tree.extend(user.tree.root, user.keys.runs((0, 1)), 2)
         upper, tail = (node for node, _ in nodes_of(user.tree))

@@ -7,6 +7,7 @@ from collections import Counter
 import hw  # noqa: F401  # before Triton is imported
 
 # isort: split
+import pytest
 import torch
 from live_runs import Workload  # makes the engine's test helpers importable
 
@@ -16,6 +17,7 @@ from small_workloads import Call
 from hicache.engine import Engine
 from hicache.operations import Prefill
 from hicache.options import CacheOptions, EngineOptions, RestoreOptions, SchedulerOptions
+from hicache.outlook import Outlook
 from hicache.record import Record, Recorder
 from hw.lanes import LiveLanes
 from hw.live import LiveEnvironment, run_live
@@ -110,12 +112,21 @@ class Machine:
         return counts
 
 
+def halve_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the policy "meet" load the head of every hit of two pages or more, whatever is best."""
+    monkeypatch.setattr(
+        Outlook,
+        "best_goal",
+        lambda self: (self._hits.device + max(self._hits.host, self._hits.storage) + 1) // 2,
+    )
+
+
 def conversations(turns: int = 3, **restore: object) -> Workload:
-    """Prefixes that come back after they had to leave L1, and L2; restored always, and as said."""
+    """Prefixes that come back after they had to leave L1, and L2; restored always, or as said."""
     options = EngineOptions(
         page_size_tokens=4, bytes_per_token=1, device_pages=16, host_pages=16, storage_pages=60,
         cache=CacheOptions(eviction_granularity="page"),
-        restore=RestoreOptions(policy="always", **restore),
+        restore=RestoreOptions(**{"policy": "always", **restore}),
         scheduler=SchedulerOptions(chunk_tokens=12, mixed_chunk=True), page_ids="named",
     )  # fmt: skip
     calls = [

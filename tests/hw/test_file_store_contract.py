@@ -368,12 +368,12 @@ class RingContract(StoreContract):
                 prepare_it(ring, positions, addresses, told, buffers, first_tag)
 
             def reap(ring):
-                done = []
-                for tag, result in reap_it(ring):
-                    short = (ring.fd, tag) in tags
-                    tags.discard((ring.fd, tag))
-                    done.append((tag, result + bit if short else result))
-                return done
+                its_tags, results = reap_it(ring)
+                for i, tag in enumerate(its_tags.tolist()):
+                    if (ring.fd, tag) in tags:
+                        tags.discard((ring.fd, tag))
+                        results[i] += bit
+                return its_tags, results
 
             monkeypatch.setattr(Ring, "prepare", prepare)
             monkeypatch.setattr(Ring, "reap", reap)
@@ -386,11 +386,12 @@ class RingContract(StoreContract):
         real, left = Ring.reap, [-1]
 
         def reap(ring):
-            done = []
-            for tag, result in real(ring):
+            tags, results = real(ring)
+            for i in range(len(tags)):
                 left[0] -= 1
-                done.append((tag, -5 if left[0] == -1 else result))
-            return done
+                if left[0] == -1:
+                    results[i] = -5
+            return tags, results
 
         monkeypatch.setattr(Ring, "reap", reap)
 
@@ -438,11 +439,12 @@ class RingContract(StoreContract):
         real, refusals = Ring.reap, [5]
 
         def reap(ring):
-            done = []
-            for tag, result in real(ring):
+            tags, results = real(ring)
+            for i in range(len(tags)):
                 refusals[0] -= 1
-                done.append((tag, -11 if refusals[0] >= 0 else result))
-            return done
+                if refusals[0] >= 0:
+                    results[i] = -11
+            return tags, results
 
         monkeypatch.setattr(Ring, "reap", reap)
         store.read(((0, 4),), ((4, 4),))
@@ -485,20 +487,41 @@ class TestUringCached(RingContract):
         store.close()
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 16, 17, 300, 18432])
-@pytest.mark.parametrize("size", [512, 65536, 1 << 22])
+@pytest.mark.parametrize("counts", [[0], [1], [5], [16], [17], [300], [18432], [2048, 4096, 1, 0]])
+@pytest.mark.parametrize("size", [512, 65536, 1 << 20, 1 << 22])
 @pytest.mark.parametrize("rings", [1, 16])
-def test_batches_take_all_and_end_together(count, size, rings):
-    requests = np.full((count, 3), size, np.int64)
-    counts = uring.batches(requests, rings, 256)
-    assert sum(counts) == count
-    assert all(0 < each <= 256 for each in counts)
-    assert counts == sorted(counts, reverse=True)
-    if counts:
+def test_shares_are_all_requests_in_few_turns_that_end_together(counts, size, rings):
+    total = sum(counts)
+    requests = np.full((total, 3), size, np.int64)
+    requests[:, 0] = np.arange(total)
+    parts = np.split(requests, np.cumsum(counts)[:-1])
+    lists = list(uring.shares(iter(parts), rings, 512))
+    shares = [share for each in lists for share in each]
+    assert [row[0] for share in shares for row in share.tolist()] == list(range(total))
+    assert all(0 < len(share) <= 512 for share in shares)
+    # Each list is a round of all threads, of which there are few; none is empty but for nothing.
+    assert len(lists) <= len(counts) + 10
+    assert len(shares) <= rings * len(lists) + total // 512
+    if shares:
         # The last turns move little: nobody works alone for long.
-        assert counts[-1] * size <= max(uring.SMALLEST_BATCH_BYTES, size)
+        fair = 2 * total // (3 * rings) + 1
+        assert len(shares[-1]) * size <= max(uring.SMALLEST_BATCH_BYTES, size)
+        assert len(shares[0]) <= max(fair, uring.SMALLEST_BATCH_BYTES // size)
     if size == 1 << 22:
-        assert len(counts) >= min(count, rings), "large requests are spread over all threads"
+        assert len(shares) >= min(total, rings), "large requests are spread over all threads"
+
+
+def test_shares_of_the_first_part_are_there_before_the_next_part_is():
+    made = []
+
+    def parts():
+        for number in range(3):
+            made.append(number)
+            yield np.full((100, 3), 65536, np.int64)
+
+    lists = uring.shares(parts(), 4, 512)
+    assert next(lists)
+    assert made == [0]
 
 
 def test_auto_is_a_ring_for_small_pages_where_there_is_one(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 import time
 
@@ -71,7 +73,8 @@ def test_parts_are_the_whole_lists_in_order(pair, most):
     assert [s + i for s, _, n in extents for i in range(n)] == pair[0]
     assert [p + i for _, p, n in extents for i in range(n)] == pair[1]
     if all(n == 1 for _, n in (*slots, *pages)):
-        assert len(parts) == max(1, -(-len(slots) // most)), "as large as they may be"
+        # Each may be twice as large as the one before it.
+        assert len(parts) == max(1, math.ceil(math.log2(len(slots) / most + 1)))
 
 
 def test_lists_of_different_lengths_are_a_bug_in_a_later_part_too(monkeypatch):
@@ -206,6 +209,43 @@ def test_a_crew_works_on_a_list_while_the_next_one_is_made():
         done.clear()
         crew.stream(done.append, few)
         assert sorted(done) == list(range(sum(map(len, few))))
+    crew.close()
+
+
+def test_helpers_begin_before_the_next_list_is_made_even_if_that_keeps_the_interpreter():
+    crew = Crew("test", 3)
+    threads: set[int] = set()
+    begun: list[int] = []
+
+    def work(_part: int) -> None:
+        threads.add(threading.get_ident())
+        time.sleep(0.02)
+
+    def lists():
+        yield range(8)
+        begun.append(len(threads))
+        yield range(1)
+
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(10)  # nobody gets the interpreter who is not let have it
+    try:
+        crew.stream(work, lists())
+    finally:
+        sys.setswitchinterval(before_s)
+    assert begun == [2], "both helpers"
+    crew.close()
+
+
+def test_a_caller_does_not_wait_for_helpers_that_are_busy(monkeypatch):
+    monkeypatch.setattr("hw.storage.crew.BEGIN_S", 0.01)
+    crew = Crew("test", 2)
+    over, ended = threading.Event(), []
+    other = threading.Thread(target=crew.each, args=(lambda _part: over.wait(30), range(2)))
+    other.start()
+    crew.stream(ended.append, (range(4), range(4, 6)))
+    assert sorted(ended) == list(range(6))
+    over.set()
+    other.join()
     crew.close()
 
 

@@ -12,6 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from real_tiers import halve_hits
+
+# isort: split
 from hicache.errors import InputError
 from hicache.operations import Prefill
 from hicache.record import Record
@@ -65,10 +68,16 @@ def scenario_of(folder: Path, **options: object):
 
 
 LAYERWISE = {"restore__layerwise": True, "hw__waiting": "poll"}
+MEETS = {**LAYERWISE, "restore__policy": "meet", "restore__queue_aware": True}
+HALVES = {**LAYERWISE, "restore__policy": "meet"}
 
 
-@pytest.mark.parametrize("options", [{"hw__l3_backend": "direct"}, LAYERWISE])
-def test_a_run_checks_every_page_and_its_record_replays(folder: Path, options) -> None:
+@pytest.mark.parametrize("options", [{"hw__l3_backend": "direct"}, LAYERWISE, MEETS, HALVES])
+def test_a_run_checks_every_page_and_its_record_replays(
+    folder: Path, options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if options is HALVES:
+        halve_hits(monkeypatch)
     scenario = scenario_of(folder, hw__checksum="crc32", **options)
     done = run_scenario(scenario, device="cpu", tell=lambda _line: None)
     summary = done.summary
@@ -79,8 +88,10 @@ def test_a_run_checks_every_page_and_its_record_replays(folder: Path, options) -
     (folder / "scenario.toml").write_text(done.scenario_text)
     record = Record(done.extras["completions.jsonl"].splitlines())
     steps = [entry[2] for entry in record.endings.values() if isinstance(entry[2], Prefill)]
-    assert any(step.load >= 0 for step in steps) == (options is LAYERWISE)
+    assert any(step.load >= 0 for step in steps) == (options.get("restore__layerwise", False))
     assert record.complete
+    if options is HALVES:
+        assert "meet" in done.columns["reason"]
     again = replay(load_scenario(folder / "scenario.toml"), replay_of=record)
     assert {name: list(values) for name, values in again.columns.items()} == {
         name: list(values) for name, values in done.columns.items()
@@ -96,6 +107,11 @@ def test_without_a_gpu_cuda_is_refused(folder: Path, monkeypatch: pytest.MonkeyP
 def test_an_untimed_scenario_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="mode is untimed"):
         run_scenario(scenario_of(folder, mode="untimed"), device="cpu", tell=lambda _line: None)
+
+
+def test_a_scenario_of_several_ranks_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"ranks\.tp is 2: a real run is of one GPU; allowed: 1"):
+        run_scenario(scenario_of(folder, ranks__tp=2), device="cpu", tell=lambda _line: None)
 
 
 @pytest.mark.parametrize(("key", "value"), [("pages", "partial"), ("hit_cap", "none")])

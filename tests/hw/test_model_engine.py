@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from fault_runs import DEVICES
 from live_runs import replayed  # makes the engine's test helpers importable
-from real_tiers import Machine, conversations
+from real_tiers import Machine, conversations, halve_hits
 from tiny_models import DEVICE, VOCAB, plain_logits, table
 
 # isort: split
@@ -84,6 +84,23 @@ def test_and_so_are_those_of_prefills_whose_pages_still_come(tmp_path, device):
     machine = Machine(workload, tmp_path, layout, CheckedModel)
     assert machine.overlapped()
     assert machine.gpu.after_hits >= 2
+    assert machine.gpu.worst <= 1e-4
+    assert_at_rest(machine.engine)
+    assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_and_so_are_those_of_hits_that_are_loaded_in_part(tmp_path, device, layerwise, monkeypatch):
+    assert DEVICE.type == device
+    halve_hits(monkeypatch)
+    workload = conversations(turns=4, policy="meet", layerwise=layerwise)
+    layout = KvLayout(
+        layers=2, kv_heads=1, head_dim_k=16, head_dim_v=16, page_size_tokens=4, dtype="fp32"
+    )
+    machine = Machine(workload, tmp_path, layout, CheckedModel)
+    assert machine.engine.metrics.reasons.count("meet") >= 3
+    assert bool(machine.overlapped()) == layerwise
     assert machine.gpu.worst <= 1e-4
     assert_at_rest(machine.engine)
     assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+PATIENCE_S = 90
 
 
 def find_chromium() -> str:
@@ -42,7 +44,8 @@ class Page:
 
         self._process = subprocess.Popen(
             [program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-             f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"],
+             "--disable-dev-shm-usage", f"--user-data-dir={profile}",
+             "--remote-debugging-pipe", "about:blank"],
             preexec_fn=wire,  # noqa: PLW1509 (no threads here)
             pass_fds=(3, 4, to_child, from_child),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -108,6 +111,8 @@ class Page:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._read], [], [], PATIENCE_S)
+            assert ready, f"Chromium has said nothing for {PATIENCE_S} s"
             part = os.read(self._read, 1 << 16)
             assert part, "Chromium has ended"
             self._rest += part

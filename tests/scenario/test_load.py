@@ -113,7 +113,8 @@ FILE_MISTAKES = [
     ('cache = "lru"', 'cache is "lru": cache is a table, write [cache]'),
     (
         '[restore]\npolicy = "sometimes"',
-        'restore.policy is "sometimes": it must be "cost", "always", "never" or "threshold"',
+        'restore.policy is "sometimes": it must be "cost", "meet", "always", "never" or '
+        '"threshold"',
     ),
     ("[restore]\npolicy = 3", "restore.policy is 3: it must be"),
     ("[restore]\npolicy = [1]", "restore.policy is [1]: it must be"),
@@ -272,7 +273,7 @@ overrides_of_any_kind = st.fixed_dictionaries(
         "tiers.l3": sizes,
         "cache.eviction": st.sampled_from(["lru", "slru", "priority"]),
         "cache.write_backlog_fraction": st.floats(0, 1),
-        "restore.policy": st.sampled_from(["cost", "always", "never", "threshold"]),
+        "restore.policy": st.sampled_from(["cost", "meet", "always", "never", "threshold"]),
         "restore.overlap": st.booleans(),
         "restore.prior_host_gib_per_s": numbers,
         "scheduler.chunk_tokens": st.integers(1, 10**6),

@@ -109,8 +109,8 @@ def test_a_model_that_does_not_fit_is_an_error_with_the_numbers() -> None:
     options, warnings = run({"tiers.l1": "40GiB"}, model="llama-3.1-70b")
     assert options.device_pages == 40 * GIB // (64 * 327_680)
     assert warnings == (
-        "model.name is Llama-3.1-70B: its weights of 131.4 GiB do not fit on the one GPU of box, "
-        "so the times are those of no machine",
+        "model.name is Llama-3.1-70B: its weights of 131.4 GiB do not fit on a GPU of box, so "
+        "the times are those of no machine; --set ranks.tp splits it among several",
     )
 
 
@@ -163,6 +163,11 @@ def test_pinned_sizes_give_the_same_run_without_the_machine() -> None:
             "estimated",
         ),
         (
+            {"restore.policy": "never", "restore.queue_aware": True},
+            "restore.queue_aware is true but has no effect: restore.policy is never, so nothing is "
+            "estimated",
+        ),
+        (
             {"cache.write_policy": "none"},
             "tiers.l2 is 2x but has no effect: cache.write_policy is none, so nothing is ever "
             "written below L1",
@@ -198,6 +203,14 @@ def test_an_option_without_effect_is_a_warning(overrides: dict[str, object], war
     assert run(overrides).warnings == (warning,)
 
 
+def test_a_restore_that_has_nothing_to_meet_is_a_warning() -> None:
+    meet = {"restore.policy": "meet"}
+    (warning,) = run(meet).warnings
+    assert warning.startswith("restore.policy is meet, and restore.layerwise and restore.queue_aw")
+    for more in ({"restore.layerwise": True}, {"restore.queue_aware": True}):
+        assert run(meet | more).warnings == ()
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -205,6 +218,7 @@ def test_an_option_without_effect_is_a_warning(overrides: dict[str, object], war
         {"preset": "block-lru", "mode": "untimed", "tiers.l2": 0},
         {"restore.policy": "threshold", "restore.threshold_tokens": 99},
         {"restore.probe_every": 3},
+        {"restore.policy": "meet", "restore.probe_every": 3, "restore.queue_aware": True},
         {"mode": "untimed", "restore.policy": "threshold", "restore.threshold_tokens": 99},
         {"mode": "untimed", "restore.policy": "never"},
         {"tiers.l3": "10x", "cache.write_backlog_fraction": 0.1},

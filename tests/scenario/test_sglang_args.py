@@ -128,11 +128,43 @@ def test_a_whole_command_is_taken() -> None:
 def test_sizes_are_per_rank() -> None:
     text = ON + "--hicache-size 50 --tensor-parallel-size 4"
     read = read_server_args(text)
-    if "ranks.tp" in value_types():
-        assert (read.options["ranks.tp"], str(read.options["tiers.l2"])) == (4, "50GB")
-    else:
-        assert str(read.options["tiers.l2"]) == "200GB"
-        assert any("taken 4 times" in note for note in read.notes)
+    assert (read.options["ranks.tp"], str(read.options["tiers.l2"])) == (4, "50GB")
+    assert "ranks.tp" not in options(ON + "--hicache-size 50 --tp 1")
+    assert not any("--tp-size" in note for note in read.notes)
+
+
+def extra_config(text: str) -> str:
+    return f"--hicache-storage-backend-extra-config '{text}'"
+
+
+SEGMENT = (
+    ON
+    + "--hicache-storage-backend mooncake --tp 4 "
+    + extra_config('{"global_segment_size": "4gb"}')
+)
+
+
+def test_a_segment_of_mooncake_is_one_rank_s() -> None:
+    """With MLA one rank fills the segments of all."""
+    for model, gib in (("Qwen/Qwen3-8B", 4), ("deepseek-ai/DeepSeek-V3", 16)):
+        found = options(f"{SEGMENT} --model-path {model}")["tiers.l3"]
+        assert str(found) == f"{gib << 30}B"
+
+
+@pytest.mark.parametrize(("layout", "cuts"), [("page_head", True), ("page_first", False)])
+def test_heads_are_cut_for_other_servers_in_one_layout_only(layout: str, cuts: bool) -> None:
+    text = (
+        f"{ON}--hicache-storage-backend file --tp 2 --hicache-mem-layout {layout} "
+        + extra_config('{"tp_lcm_size": 8}')
+    )
+    assert options(text).get("ranks.tp_lcm_size") == (8 if cuts else None)
+    assert ("tp_lcm_size 8: without effect" in notes(text)) == (not cuts)
+
+
+def test_shards_that_do_not_go_into_ranks_are_refused() -> None:
+    text = ON + "--hicache-storage-backend file --tp 4 " + extra_config('{"tp_lcm_size": 6}')
+    with pytest.raises(InputError, match=r"tp_lcm_size is 6.* a multiple of --tp-size, 4"):
+        options(text)
 
 
 def test_replicas_are_instances_behind_a_router() -> None:

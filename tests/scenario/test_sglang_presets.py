@@ -54,6 +54,13 @@ def test_what_is_decided_today() -> None:
 
 
 @pytest.mark.parametrize("preset", SGLANG_PRESETS)
+def test_ranks_are_there(preset: str) -> None:
+    assert "ranks" not in missing_rules(preset)
+    assert not any("ranks.tp" in line for line in show_lines(preset))
+    assert loaded(preset, ranks__tp=8, ranks__tp_lcm_size=16)["ranks.tp"] == 8
+
+
+@pytest.mark.parametrize("preset", SGLANG_PRESETS)
 def test_any_option_can_be_overridden(preset: str) -> None:
     scenario = loaded(preset, restore__policy="cost", tiers__l2="3x", cache__eviction="lfu")
     assert scenario["restore.policy"] == "cost"

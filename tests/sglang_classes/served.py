@@ -90,7 +90,13 @@ class Recording:
 def rules() -> dict[str, Any]:
     """Options of `cache` that make ours what the version under test is."""
     counting = "insert" if version() == "0.5.20" else "request"
-    return {"eviction_granularity": "node", "touch": "walked", "hit_counting": counting}
+    return {
+        "eviction_granularity": "node",
+        "touch": "walked",
+        "hit_counting": counting,
+        "node_boundaries": "insert",
+        "prompt_priority_step": 1,
+    }
 
 
 class Ours:

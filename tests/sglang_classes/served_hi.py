@@ -35,12 +35,15 @@ class OursWithL2(Ours):
     """Our engine without time, with an L2."""
 
     def __init__(self, pages: int, host_pages: int, **cache: Any) -> None:
+        """`cache`: what its options are but for the rules that all comparisons share; a load-back
+        evicts as much as is loaded, unless they say otherwise.
+        """
         options = EngineOptions(
             page_size_tokens=PAGE,
             bytes_per_token=1,
             device_pages=pages,
             host_pages=host_pages,
-            cache=CacheOptions(**rules(), **cache),
+            cache=CacheOptions(**{"load_eviction_amount": "request", **rules(), **cache}),
             restore=RestoreOptions(policy="threshold", threshold_tokens=10),
             page_ids="named",
         )
@@ -138,10 +141,10 @@ class TheirsWithL2(Theirs):
         pages: int,
         host_pages: int,
         eviction: str = "lru",
-        load_evicts: Literal["all of it", "shortfall"] = "all of it",
+        load_evicts: Literal["request", "shortfall"] = "request",
     ) -> None:
         """`load_evicts`: how much a load-back has L1 evict when not all of it fits; the published
-        class evicts as much as is loaded, whatever is free.
+        class evicts as much as is loaded, whatever is free ("request").
         """
         self._host_pages, self._load_evicts = host_pages, load_evicts
         super().__init__(pages, eviction)

@@ -1,15 +1,10 @@
-"""L1 against SGLang's RadixCache: the same hits and the same victims, in the same order.
-
-What differs is known by rule, and marked: a test of it that passes is an error, so that a rule that
-was put right loses its mark.
-"""
+"""L1 against SGLang's RadixCache: the same hits and the same victims, in the same order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from published import missing
 from served import Ask, Ours, Theirs, branches, rewinds, sessions
 
 SEEDS = 12
@@ -18,34 +13,9 @@ PAGES = 40
 
 Work = Callable[[int, int, int], list[Ask]]
 
-# Rules of theirs that ours does not have, and what shows them.
-PROMPT_ABOVE = "theirs lifts a finished request's prompt one priority above its answer"
-ONE_NODE = "what theirs inserts at once is one node; ours is one for each run of consecutive keys"
 
-
-def known(work: Work, eviction: str) -> str:
-    """The rule by which ours differs; empty if it must not."""
-    if work is branches:
-        return ONE_NODE
-    if eviction == "priority":
-        return PROMPT_ABOVE
-    return ""
-
-
-CASES = [
-    pytest.param(
-        work,
-        eviction,
-        id=f"{work.__name__}-{eviction}",
-        marks=[pytest.mark.xfail(reason=reason, raises=AssertionError)] if reason else [],
-    )
-    for work in (sessions, rewinds, branches)
-    for eviction in ("lru", "lfu", "fifo", "filo", "mru", "slru", "priority")
-    for reason in ([] if missing() else [known(work, eviction)])
-]
-
-
-@pytest.mark.parametrize(("work", "eviction"), CASES)
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "fifo", "filo", "mru", "slru", "priority"])
+@pytest.mark.parametrize("work", [sessions, rewinds, branches], ids=lambda f: f.__name__)
 def test_hits_and_victims_are_theirs(
     work: Work, eviction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

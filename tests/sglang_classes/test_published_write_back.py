@@ -59,7 +59,7 @@ def hits(work: Work, host_pages: int, monkeypatch: pytest.MonkeyPatch) -> list[l
             PAGES, host_pages, write_policy="write_back", l2_victims="not_in_l1",
             l2_eviction_amount="request",
         )  # fmt: skip
-        theirs = WritesBack(PAGES, host_pages, load_evicts="shortfall")
+        theirs = WritesBack(PAGES, host_pages)
         for ask in work(seed, REQUESTS):
             for total, outcome in zip(
                 totals, (ours.serve_hi(ask, monkeypatch), theirs.serve_hi(ask)), strict=True

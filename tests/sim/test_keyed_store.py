@@ -155,6 +155,8 @@ OTHERS: dict[str, object] = {
     "prefetch.publish": "turn",
     "prefetch.retries": 3,
     "machine.store": "mooncake",
+    "ranks.tp": 4,
+    "ranks.tp_lcm_size": 8,
     "tiers.l3": "300pages",
 }
 # What a change shows only beside another one.
@@ -162,6 +164,7 @@ WITH: dict[str, dict[str, object]] = {
     "prefetch.timeout_per_ki_token_s": {"prefetch.timeout_base_s": 0.0},
     "prefetch.retries": {"prefetch.limit_fraction": 0.05, "scheduler.max_running_requests": 2},
     "prefetch.publish": {"scheduler.max_running_requests": 2},
+    "ranks.tp_lcm_size": {"machine.store": "mooncake", "ranks.tp": 2},
 }
 
 

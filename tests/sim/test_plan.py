@@ -19,6 +19,7 @@ import pytest
 from hicache.errors import InputError
 from scenario.load import load_scenario
 from scenario.profile import Profile, Surface
+from scenario.sizes import Size
 from sim.curve_points import HitCurve
 from sim.plan import Plan, Point, Wishes, prepare_plan
 from sim.plan_break_even import Reads, break_even, reads_beyond
@@ -327,7 +328,7 @@ def test_sizes_are_read_back(text: str) -> None:
     [
         ({"mode": "untimed"}, "a plan is about TTFT"),
         ({"cache.write_policy": "none"}, "nothing is ever written"),
-        ({"machine.profile": "mini-group-b"}, "do not fit on the one GPU"),
+        ({"machine.profile": "mini-group-b"}, "do not fit on a GPU"),
         ({"tiers.l1": "300GiB"}, "tiers.l1 is 300GiB: 300 GiB, but the GPU of nvidia-h200 has"),
         ({"restore.policy": "best"}, "it must be"),
     ],
@@ -360,3 +361,65 @@ def test_ctrl_c_keeps_what_was_simulated(trace: str) -> None:
     assert document_of(plan, "money")["interrupted"] is True
     assert len(plan.figures) == 4, "L1 alone, and three more"
     assert plan.front()
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+def ranked(trace: str, tp: int, ranks: int = 0, **options: object) -> Plan:
+    given = {**OPTIONS, "trace.path": trace, "ranks.tp": tp, **options}
+    return prepare_plan(Wishes(None, given), lambda profile: limits(profile, ranks=ranks))
+
+
+def test_a_node_has_the_ranks_of_its_servers(trace: str) -> None:
+    one, two = ranked(trace, 4).limits, ranked(trace, 4, ranks=8).limits
+    assert (one.ranks, one.storing) == (4, 4)
+    assert (two.ranks, two.storing) == (8, 8)
+    pair = Pair(3 * GIB, 10 * GIB)
+    assert two.cost(pair) == 2 * one.cost(pair) == 8 * (3 * 4.0 + 10 * 0.1)
+    assert two.largest().l2_bytes == one.largest().l2_bytes // 2
+    with pytest.raises(InputError, match=r"--ranks is 6: a server has 4 \(ranks.tp\)"):
+        ranked(trace, 4, ranks=6)
+
+
+def test_a_node_has_one_l3_a_server_where_all_ranks_hold_the_same(trace: str) -> None:
+    plan = ranked(trace, 8, ranks=16, **{"model.name": "DeepSeek-V3", "tiers.l1": "1GiB"})
+    assert (plan.limits.ranks, plan.limits.storing) == (16, 2)
+    assert plan.limits.cost(Pair(0, 10 * GIB)) == pytest.approx(2 * 10 * 0.1)
+
+
+def test_a_multiple_is_of_one_rank_s_l1(trace: str) -> None:
+    given = {**OPTIONS, "trace.path": trace, "ranks.tp": 4, "tiers.l1": "4GiB"}
+    asked = Wishes(None, given, l2=[GIB, Size(15, "x", 1)], l3=[0])
+    plan = prepare_plan(asked, lambda profile: limits(profile, ranks=0))
+    l1_pages = 4 * GIB // (64 * 36_864)
+    assert plan.given == {"l2": [GIB, l1_pages * 64 * 36_864 * 3 // 2], "l3": [0]}
+
+
+def test_ranks_read_l3_all_at_once(trace: str) -> None:
+    """Four ranks read as many bytes of a prompt as one GPU would, but compute it faster."""
+    one, four = ranked(trace, 1), ranked(trace, 4)
+    reads = Reads([0], [100], [100 * 64 + 50])
+    alone = break_even(reads, one.base, one.profile, one.geometry)
+    ranks = break_even(reads, four.base, four.profile, four.geometry)
+    assert alone is not None
+    assert ranks is not None
+    assert ranks["bytes"] == alone["bytes"]
+    assert ranks["computing_s"] < alone["computing_s"] / 2
+    assert ranks["bytes_per_s"] > 2 * alone["bytes_per_s"]
+
+
+def test_a_plan_of_ranks_is_made(trace: str) -> None:
+    few = {"page_sizes": (256,), "policies": ["cost"], "l2": [2 * GIB], "l3": [0, 8 * GIB]}
+    asked = Wishes(None, {**OPTIONS, "trace.path": trace, "ranks.tp": 4}, **few)  # type: ignore[arg-type]
+    plan = prepare_plan(asked, lambda profile: limits(profile, ranks=0))
+    search(plan, here, "money")
+    memory = document_of(plan, "money")["memory"]
+    assert memory["host_per_node_bytes"] == 4 * memory["host_per_rank_bytes"]
+    chosen, _ = plan.chosen()
+    assert chosen is not None
+    summary: Any = replay(plan.scenario_of(chosen)).summary
+    assert (
+        summary["ranks"]["host_per_node_bytes"] == 4 * (chosen.pair.l2_bytes // 9437184) * 9437184
+    )
+    assert plan.ttft_ms(chosen) == pytest.approx(summary["ttft_ms"]["p99"], rel=1e-8)

@@ -9,6 +9,7 @@ import pytest
 
 from hicache.errors import InputError
 from scenario.load import load_scenario
+from scenario.profile import Profile, dump_profile
 from scenario.results import summary_text
 from scenario.stores import dump_store, load_store
 from sim import sweep_trace
@@ -111,6 +112,20 @@ def test_a_digest_changes_with_all_that_figures_depend_on(trace: str, tmp_path: 
     store.write_text("{}")
     with pytest.raises(InputError, match=r"store\.json: "):
         digest()
+
+
+def test_what_all_cells_share_is_made_once(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measured profile's text takes longer than all else that is checked of a cell."""
+    made: list[str] = []
+
+    def counted(profile: Profile) -> str:
+        made.append(profile.name)
+        return dump_profile(profile)
+
+    monkeypatch.setattr("sim.sweep.dump_profile", counted)
+    axes = dict([axis_of("seed=1,2,3"), axis_of("machine.profile=nvidia-h200,mini-group-b")])
+    assert len(cells_of(Grid((), [trace], axes, {"tiers.l1": "40000tokens"}))) == 6
+    assert made == ["nvidia-h200", "mini-group-b"]
 
 
 @pytest.mark.extended
