@@ -91,13 +91,14 @@ def _validate(given: list[str]) -> int:
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments"
     )
     parser.add_argument("--out", help="folder")
+    parser.add_argument("--no-causes", action="store_true", help="no repeated simulations")
     read: Any = parser.parse_args(given)
     overrides = dict(parse_assignments(read.assignments))
     if read.profile is not None:
         overrides["machine.profile"] = read.profile
     return run_validate(
         read.scenario, overrides, device=read.device, truth=read.truth, runs=read.runs,
-        limits=read.limits, out=read.out,
+        limits=read.limits, out=read.out, explains="nothing" if read.no_causes else "causes",
     )  # fmt: skip
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from calibrate.ground import WAYS, Ground
+from calibrate.fits import errors_of, report
+from calibrate.ground import LIMITS, WAYS, Ground
+from hicache.operations import Copy, Direction
 from scenario.profile import BackendCopies, Backends, Curve, PcieProfile, Quantity
 from sim.curves import line
+from sim.link_ways import Way
 
 BACKENDS = ("auto", "staged", "zero_copy", "direct")
 
@@ -57,7 +60,29 @@ def _backend(ground: Ground, name: str) -> BackendCopies | None:
     if duplex is None:
         return None
     smallest = min(at for at, _ in curves["h2d_scattered"].points)
-    return BackendCopies(**curves, page_bytes=smallest, duplex_bytes_per_s=duplex)
+    copies = BackendCopies(**curves, page_bytes=smallest, duplex_bytes_per_s=duplex)
+    for way in WAYS:
+        _judge_pieces(ground, name, way, copies)
+    return copies
+
+
+def _judge_pieces(ground: Ground, name: str, way: Direction, copies: BackendCopies) -> None:
+    """What the simulator says of operations in a few pieces, none of which is in a curve."""
+    series = f"pcie.{name}.{way}.pieces"
+    samples = ground.measured.samples(series)
+    if not samples:
+        return
+    run, scattered = getattr(copies, way), getattr(copies, f"{way}_scattered")
+    link = Way("backend", run, None, None, scattered, copies.page_bytes)
+
+    def predict(at: tuple[int, ...]) -> float:
+        size_bytes, pieces = at
+        return link.alone_ns(Copy(way, size_bytes // copies.page_bytes, size_bytes, pieces))
+
+    key = f"pcie.backends.{name}.{way}: in pieces"
+    kind = "between one run and all pages apart, in proportion"
+    errors = errors_of(predict, samples)
+    ground.fits.append(report(key, (series,), kind, errors, LIMITS["transfers"]))
 
 
 def _packing(staged: BackendCopies, h2d: Curve, d2h: Curve) -> Curve | None:

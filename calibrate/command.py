@@ -5,8 +5,8 @@
              none   disk and memory; the GPU's part comes from the base profile, as estimates
              auto   cuda where there is a GPU, else none
 
-The journal lies beside the profile while the calibration is not complete: the same command goes on
-from there. Ctrl-C writes the profile of what is done, too.
+The journal lies beside the profile while the calibration is not complete (stopped, or its time was
+over): the same command goes on from there. Ctrl-C writes the profile of what is done, too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run_calibration(options: Options) -> int:
             from calibrate.plot_files import write_plots
 
             write_plots(built.profile, options.report)
-        if not measured.interrupted:
+        if not measured.interrupted and not measured.late:
             journal.discard()
     _say(built, options, measured)
     return INTERRUPTED if measured.interrupted else 0
@@ -126,6 +126,10 @@ def identity(options: Options, kit: Kit) -> dict[str, str]:
         "page_size": str(options.page_size_tokens),
         "effort": options.effort,
         "server": options.server,
+        "served_model": options.served_model,
+        "disk_size": str(options.disk_bytes),
+        # A profile takes what its own probes measured, and the journal goes when it is written.
+        "only": ", ".join(sorted(set(options.only))),
     }
 
 
@@ -156,9 +160,12 @@ def _check(options: Options) -> None:
         )
     if not options.out.endswith(".json"):
         raise InputError(f"--out {options.out}: a profile is a .json file")
-    folder = os.path.dirname(os.path.abspath(options.out))
-    if not os.path.isdir(folder):
-        raise InputError(f"--out {options.out}: there is no folder {folder}")
+    for name, path in (("--out", options.out), ("--report", options.report)):
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise InputError(f"{name} {path}: there is no folder {folder}")
+        if path.endswith((".json", ".html")) and os.path.isdir(path):
+            raise InputError(f"{name} {path}: it is a folder")
     if options.disk is not None and not os.path.isdir(options.disk):
         raise InputError(f"--disk {options.disk}: no such folder")
     free = _free_bytes(options.disk)
@@ -207,8 +214,9 @@ def _say(built: Built, options: Options, measured: Measured) -> None:
         print(
             f"warning: {len(bad)} of {len(measurement.fits)} fits miss their limit", file=sys.stderr
         )
-    if measured.interrupted:
+    if measured.interrupted or measured.late:
+        ended = "stopped" if measured.interrupted else "the time was over"
         print(
-            f"stopped: {options.out} holds what was done; the same command goes on", file=sys.stderr
+            f"{ended}: {options.out} holds what was done; the same command goes on", file=sys.stderr
         )
     print(f"profile: {os.path.relpath(options.out)} ({profile.name}; {time.strftime('%H:%M:%S')})")

@@ -14,12 +14,13 @@ import msgspec
 from calibrate.fits import fit_curve, report
 from calibrate.gpu_fit import Graphs
 from calibrate.session import Measured
+from hicache.operations import Direction
 from scenario.geometry import ModelGeometry
 from scenario.measurement import Fit, Sample
 from scenario.profile import Curve, Profile, Quantity, Sourced
 
 NS = 1e9
-WAYS = ("h2d", "d2h")
+WAYS: tuple[Direction, ...] = ("h2d", "d2h")
 # Median errors at held-out points from which on a curve does not fit.
 LIMITS = {"transfers": 0.03, "steps": 0.03, "disk": 0.10}
 # Before the words of a value that was taken from a base: of which machine it is.

@@ -46,6 +46,8 @@ class Measured:
     series: dict[str, Series] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     interrupted: bool = False
+    # Whether points were left for want of time.
+    late: bool = False
     duration_s: float = 0.0
 
     def samples(self, key: str) -> tuple[Sample, ...]:
@@ -106,14 +108,14 @@ class Session:
         if not todo:
             return
         if self._over():
-            self._miss(measured, probe.name, _late(len(todo)))
+            self._leave(measured, probe, len(todo))
             return
         try:
             probe.open()
             later = sum(each.weight for each in behind if each.key not in self._journal)
             for place, point in enumerate(todo):
                 if self._over():
-                    self._miss(measured, probe.name, _late(len(todo) - place))
+                    self._leave(measured, probe, len(todo) - place)
                     break
                 weight = later + sum(each.weight for each in todo[place:])
                 left_s = self._deadline_s - self._clock() - OPENING_S * probes_behind
@@ -130,6 +132,10 @@ class Session:
 
     def _over(self) -> bool:
         return self._clock() > self._deadline_s + OVER_S
+
+    def _leave(self, measured: Measured, probe: Probe, points: int) -> None:
+        measured.late = True
+        self._miss(measured, probe.name, f"the time was over with {points} points to go")
 
     def _measure(self, measured: Measured, probe: Probe, point: Point, allowance_s: float) -> None:
         try:
@@ -174,7 +180,3 @@ class Session:
             left = sum(1 for point in points if point.key not in self._journal)
             if left and measured.interrupted:
                 measured.missing.append(f"{probe.name}: stopped with {left} points to go")
-
-
-def _late(points: int) -> str:
-    return f"the time was over with {points} points to go; --budget gives more"

@@ -32,21 +32,11 @@ from simpy.events import Event
 
 from hicache.errors import RecordEnded, RecordError, ReplayDivergence, TransferError
 from hicache.kernel import INPUT_PRIORITY, Pending, post, stamp
-from hicache.operations import (
-    DIRECTIONS,
-    Chunk,
-    Completion,
-    Copy,
-    Decode,
-    Lookup,
-    Operation,
-    Prefill,
-)
+from hicache.operations import Completion, Operation
 from hicache.ports import Lanes
+from hicache.record_lines import decoded, done_text, line_text, whole
 
 SCHEMA = 1
-# Made once: `json.dumps` with separators makes an encoder for each call.
-_LINE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class AbortsRequests(Protocol):
@@ -70,7 +60,10 @@ class Recorder:
         self._write = write
         self._submissions = 0
         self._hash = sha256()  # of the lines that were written
-        self._waiting: list[tuple[Any, ...]] | None = None  # lines put off; None: nothing is
+        self._under_way: dict[int, Operation] = {}
+        self._over: Callable[[Event], None] = self._ended
+        # Lines put off: items, or a completion and what it is of. None: nothing is put off.
+        self._waiting: list[tuple[Any, ...]] | None = None
         self._line("record", SCHEMA, scenario)
 
     def put_off(self) -> Callable[[], None]:
@@ -86,11 +79,11 @@ class Recorder:
         """Pass `operation` on; its ending is written when the engine sees it."""
         pending = self._inner.submit(operation)
         self._submissions += 1
+        self._under_way[pending.number] = operation
         if pending.callbacks is None:  # type: ignore[redundant-expr]  # over already
-            self._ended(pending, operation)
+            self._ended(pending)
         else:
-            callbacks = cast(list[Callable[[Event], None]], pending.callbacks)
-            callbacks.append(lambda _event: self._ended(pending, operation))
+            cast(list[Callable[[Event], None]], pending.callbacks).append(self._over)
         return pending
 
     def end_burst(self, pending: Pending[Completion]) -> None:
@@ -113,13 +106,11 @@ class Recorder:
         self._write_waiting()
         self._put(("end of record", self._hash.hexdigest()))
 
-    def _ended(self, pending: Pending[Completion], operation: Operation) -> None:
+    def _ended(self, event: Any) -> None:
+        pending: Pending[Completion] = event
+        operation = self._under_way.pop(pending.number)
         if pending._ok:
-            done = cast(Completion, pending._value)
-            self._line(
-                "done", done.number, operation, done.submitted_ns, done.started_ns,
-                done.finished_ns, done.stamp_ns, done.setup_ns, done.steps, done.step_ends_ns,
-            )  # fmt: skip
+            self._line(cast(Completion, pending._value), operation)
         else:
             self._line(
                 "failed", pending.number, operation, pending.submitted_ns, self._env.now,
@@ -139,7 +130,10 @@ class Recorder:
             self._waiting.clear()
 
     def _put(self, items: tuple[Any, ...]) -> None:
-        line = _text(items)
+        if isinstance(items[0], Completion):
+            line = done_text(items[0], items[1])
+        else:
+            line = line_text(items)
         self._hash.update(f"{line}\n".encode())
         self._write(line)
 
@@ -196,23 +190,23 @@ class Record:
             raise ValueError("a record begins with its header, and has one")
         if kind == "done":
             number, operation, *times, ends = rest
-            submitted, started, finished, stamp_ns, _setup, _steps = _whole(times)
+            submitted, started, finished, stamp_ns, _setup, _steps = whole(times)
             if not (submitted <= stamp_ns and started <= finished <= stamp_ns):
                 raise ValueError("its times do not follow each other")
-            self._ending([kind, *_whole([number]), _decode(operation), *times, _whole(ends)])
+            self._ending([kind, *whole([number]), decoded(operation), *times, whole(ends)])
             self.last_ns = max(self.last_ns, stamp_ns)
         elif kind == "failed":
             number, operation, submitted, stamp_ns, message = rest
             if not submitted <= stamp_ns:
                 raise ValueError("its times do not follow each other")
-            _whole([submitted, stamp_ns])
-            self._ending([kind, *_whole([number]), _decode(operation), *rest[2:4], str(message)])
+            whole([submitted, stamp_ns])
+            self._ending([kind, *whole([number]), decoded(operation), *rest[2:4], str(message)])
             self.last_ns = max(self.last_ns, stamp_ns)
         elif kind == "end":
-            number, submissions = _whole(rest)
+            number, submissions = whole(rest)
             self.burst_ends.append((number, submissions))
         elif kind == "abort":
-            stamp_ns, request = _whole(rest)
+            stamp_ns, request = whole(rest)
             self.aborts.append((stamp_ns, request))
             self.last_ns = max(self.last_ns, stamp_ns)
         elif kind == "record":
@@ -370,64 +364,3 @@ def deliver(env: Environment, at_ns: int, act: Callable[[], object]) -> None:
 
     cast(Any, event).callbacks.append(happen)
     env.schedule(event, INPUT_PRIORITY, at_ns - env.now)
-
-
-def _text(items: tuple[Any, ...]) -> str:
-    """One line of a record. The third of an ending's items is its operation."""
-    if items[0] in ("done", "failed"):
-        kind, number, operation, *rest = items
-        items = (kind, number, _encode(operation), *rest)
-    return _LINE(items)
-
-
-def _encode(operation: Operation) -> list[object]:
-    fields = operation.fields()
-    if type(operation) is Prefill:
-        rest = fields[1:] if operation.load >= 0 else fields[1:-1]
-        fields = ([chunk.fields() for chunk in operation.chunks], *rest)
-    elif type(operation) is Copy and not operation.rank:
-        fields = fields[:-1] if operation.keys else fields[:-2]
-    elif type(operation) is Lookup and not operation.rank:
-        fields = fields[:-1]
-    return [type(operation).__name__, *fields]
-
-
-def _decode(items: list[Any]) -> Operation:
-    kind, *fields = items
-    if kind == "Copy":
-        direction, pages, size_bytes, extents, source, target, *rest = fields
-        if direction not in DIRECTIONS:
-            raise ValueError(f"unknown direction {direction!r}")
-        _whole([pages, size_bytes, extents, *rest[1:]])
-        if len(rest) > 2:
-            raise ValueError(f"{len(fields)} fields of a copy")
-        return Copy(
-            direction, pages, size_bytes, extents, _runs(source), _runs(target),
-            _runs(rest[0]) if rest else (), *rest[1:],
-        )  # fmt: skip
-    if kind == "Lookup":
-        asked, keys, *rank = fields
-        pages, *rank = _whole([asked, *rank])
-        return Lookup(pages, _runs(keys), *rank)
-    if kind == "Prefill":
-        chunks, *counts = fields
-        parts = tuple(Chunk(*_whole(chunk)) for chunk in chunks)
-        return Prefill(parts, *_whole(counts))
-    if kind == "Decode":
-        *counts, requests = fields
-        batch, context_tokens, max_steps = _whole(counts)
-        return Decode(batch, context_tokens, max_steps, tuple(_whole(requests)))
-    raise ValueError(f"unknown operation {kind!r}")
-
-
-def _runs(pairs: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((first, length) for first, length in map(_whole, pairs))
-
-
-def _whole(values: Any) -> list[int]:
-    """`values`, if it is a list of whole numbers."""
-    if not isinstance(values, list) or any(
-        type(value) is not int for value in cast("list[Any]", values)
-    ):
-        raise ValueError(f"{values!r} is no list of whole numbers")
-    return cast("list[int]", values)

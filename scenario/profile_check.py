@@ -14,7 +14,7 @@ from scenario.profile import Curve, Profile, Quantity, Sourced, Surface, Valued,
 _ABOVE_ZERO = (
     "memory.device_bytes", "memory.host_bytes", "pcie.duplex_bytes_per_s", "host.copy_threads",
     "disk.workers", "disk.mixed_permille", "disk.each_way",
-    "disk.read_share_permille", "disk.first_write_permille",
+    "disk.read_share_permille", "disk.first_write_permille", "gpu.ranks",
 )  # fmt: skip
 # Curves and surfaces whose samples are rates: each must be above 0.
 _RATES = ("host.copy_bytes_per_s", "disk.read_bytes_per_s", "disk.write_bytes_per_s")

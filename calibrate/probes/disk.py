@@ -4,6 +4,7 @@
     disk.*_mixed             the same while the other direction never stops
     disk.first_write         of slots that were never written, as in a run until its L3 is full
     disk.cached.*            through the page cache: cold (dropped before), warm, written
+    disk.threads.*           (bytes, threads) by other numbers of threads, of a thorough calibration
 
 The file lies on the disk that is asked about, is written and read once before anything is timed,
 and goes away at the end. A sample is the time from the call to its return; of several at once,
@@ -32,6 +33,7 @@ WAYS = ("read", "write")
 BYTES_PER_S = 1.5e9  # for the time that a point wants
 MIXED_BYTES = 64 << 20
 RUN_IN_ROUNDS = 1
+THREADS = (1, 4, 64)
 
 
 class DiskProbe:
@@ -75,6 +77,9 @@ class DiskProbe:
             )
             other = WAYS[1 - WAYS.index(way)]
             series[f"disk.{way}_mixed"] = Described(axes, f"the same while {other}s go on")
+            series[f"disk.threads.{way}"] = Described(
+                ("bytes", "threads"), f"an operation of L3 ({self._backend}) by its threads, {way}"
+            )
         series["disk.first_write"] = Described(axes, "a write of slots that were never written")
         if self._backend not in ("pread", "io_uring_cached"):
             for how in ("cold", "warm", "written"):
@@ -88,7 +93,8 @@ class DiskProbe:
         counts = [1]
         while counts[-1] * 4 <= most:
             counts.append(counts[-1] * 4)
-        fits = {(count, 1, 1) for count in counts}  # one piece
+        # One piece; the largest, too: a run merges its writes, and a read is a whole prompt.
+        fits = {(count, 1, 1) for count in (*counts, most)}
         fits |= {(count, count, 1) for count in counts}  # all pages apart
         fits |= {(count, 1, at_once) for count in counts[::2] for at_once in (2, 4)
                  if count * at_once <= most}  # fmt: skip
@@ -111,6 +117,14 @@ class DiskProbe:
                 points += [
                     self._point(f"disk.cached.{how}", (count, 1, 1), "fit") for count in counts
                 ]
+        if effort == "thorough":
+            points += [
+                self._point(f"disk.threads.{way}", (most, 1, 1), "fit")._replace(
+                    at=(most * self._page_bytes, threads)
+                )
+                for threads in THREADS
+                for way in WAYS
+            ]
         return points
 
     def _point(self, series: str, pages: tuple[int, int, int], role: str) -> Point:
@@ -140,9 +154,11 @@ class DiskProbe:
                 store.read(((first, count),), ((0, count),))
 
     def sampler(self, point: Point) -> Callable[[], int]:
-        size, pieces, at_once = point.at
-        count = size // self._page_bytes
+        count = point.at[0] // self._page_bytes
         _, way, *how = point.series.split(".")
+        if way == "threads":
+            return self._by_threads(count, point.at[1], how[0])
+        _, pieces, at_once = point.at
         if way == "cached":
             return self._cached(count, how[0])
         if way == "first_write":
@@ -168,13 +184,24 @@ class DiskProbe:
             self._stores[backend] = self._open(backend)
         return self._stores[backend]
 
-    def _open(self, backend: Backend) -> FileStore:
+    def _by_threads(self, count: int, threads: int, way: str) -> Callable[[], int]:
+        """Operations of a store with so many threads; one such file at a time."""
+        name = f"{threads} threads"
+        for other in [each for each in self._stores if each.endswith(" threads")]:
+            if other != name:
+                self._stores.pop(other).close()
+        if name not in self._stores:
+            self._stores[name] = self._open(self._backend, threads)
+            self._fill(self._stores[name])
+        return self._operations(self._stores[name], way, count, 1, 1)
+
+    def _open(self, backend: Backend, workers: int = 0) -> FileStore:
         assert self._memory is not None
         if self._folder is not None and not self._folder.is_dir():
             raise InputError(f"--disk {self._folder}: no such folder")
         return FileStore(
             self._folder, self._slots, self._page_bytes, self._memory,
-            backend=backend, workers=self._workers,
+            backend=backend, workers=workers or self._workers,
         )  # fmt: skip
 
     def _fill(self, store: FileStore) -> None:

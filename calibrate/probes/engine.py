@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from calibrate.probes.bench import Bench
     from hicache.kernel import Pending
     from hicache.operations import Completion, Operation
-    from hicache.options import LoadOptions
+    from hicache.options import EngineOptions, LoadOptions
     from hicache.requests import Request
     from hw.device import Control, Device, Step, Timing
 
@@ -106,7 +106,6 @@ class EngineProbe:
     def _run(self, requests: list[Request], load: LoadOptions) -> None:
         """One live run; its waits are added."""
         from hicache.engine import Engine
-        from hicache.options import EngineOptions, RestoreOptions, SchedulerOptions
         from hw.lanes import LiveLanes
         from hw.live import LiveEnvironment, run_live
         from hw.machine import ThreadMachine
@@ -142,20 +141,7 @@ class EngineProbe:
         queues = {name: WorkQueue(name, [device], machine) for name, device in watched.items()}
         steps_of = StepsOf(TokenBook(page, bench.geometry.vocab_size).tokens)
         port = _Port(LiveLanes(env, queues, steps_of))
-        options = EngineOptions(
-            page_size_tokens=page,
-            bytes_per_token=bench.layout.page_bytes // page,
-            device_pages=pages["l1"],
-            host_pages=pages["l2"],
-            storage_pages=pages["l3"],
-            restore=RestoreOptions(policy="always"),
-            scheduler=SchedulerOptions(
-                max_running_requests=min(4, bench.scale.batch),
-                chunk_tokens=bench.scale.chunk_tokens,
-            ),
-            page_ids="named",
-        )
-        engine = Engine(env, port, options)
+        engine = Engine(env, port, _options(bench, pages))
         steps_of.engine = engine
         collecting = gc.isenabled()
         gc.disable()
@@ -238,6 +224,26 @@ def _sizes(bench: Bench) -> dict[str, int]:
         "l2": min(bench.host.pages, 4 * prompt),
         "l3": 60 * prompt,
     }
+
+
+def _options(bench: Bench, pages: dict[str, int]) -> EngineOptions:
+    """Of an engine that restores whatever it can."""
+    from hicache.options import EngineOptions, RestoreOptions, SchedulerOptions
+
+    page = bench.page_size_tokens
+    return EngineOptions(
+        page_size_tokens=page,
+        bytes_per_token=bench.layout.page_bytes // page,
+        device_pages=pages["l1"],
+        host_pages=pages["l2"],
+        storage_pages=pages["l3"],
+        restore=RestoreOptions(policy="always"),
+        scheduler=SchedulerOptions(
+            max_running_requests=min(4, bench.scale.batch),
+            chunk_tokens=bench.scale.chunk_tokens,
+        ),
+        page_ids="named",
+    )
 
 
 def _sessions(

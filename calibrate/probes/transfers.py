@@ -1,8 +1,8 @@
 """Copies between L1 and L2, as a run makes them: every back-end, each way, runs and scattered.
 
     pcie.copy.*        one plain copy of pinned memory, and the wait for it: the link's own curve
-    pcie.BACKEND.*     `TransferDevice.run` of a whole operation: pages in one run, or no two beside
-                       each other
+    pcie.BACKEND.*     `TransferDevice.run` of a whole operation: pages in one run, no two beside
+                       each other, or (held out) in a few runs
     pcie.*.both        each of two threads copies its own way, from its own half of the pools
 
 A sample is the blocking call on the host's clock. A back-end that this machine cannot do is missing
@@ -63,6 +63,9 @@ class TransfersProbe:
                 series[f"pcie.{name}.{way}.scattered"] = Described(
                     axes, f"the same in scattered pages of {page} tokens"
                 )
+                series[f"pcie.{name}.{way}.pieces"] = Described(
+                    (*axes, "pieces"), "the same in pieces that are not neighbours"
+                )
             series[f"pcie.{name}.both"] = Described(
                 axes, f"one each way at once by back-end {name}, scattered pages; bytes each way"
             )
@@ -91,6 +94,10 @@ class TransfersProbe:
                     key = f"pcie.{name}.{way}.{kind}"
                     points += [_point(key, count * page_bytes, "fit") for count in fits]
                     points += [_point(key, count * page_bytes, "check") for count in checks]
+                points += [
+                    Point(f"pcie.{name}.{way}.pieces", (count * page_bytes, pieces), "check", 0.2)
+                    for count, pieces in _fragments(fits)
+                ]
             points.append(_point(f"pcie.{name}.both", both, "fit"))
         return points
 
@@ -110,7 +117,8 @@ class TransfersProbe:
             return self._both(name, size)
         if name == "copy":
             return self._plain(way, size, 0)
-        return self._operation(name, way, self._lists(size, kind[0]), size)
+        lists = self._pieces(*point.at) if kind[0] == "pieces" else self._lists(size, kind[0])
+        return self._operation(name, way, lists, size)
 
     def close(self) -> None:
         """Close the back-ends; the pools are the bench's."""
@@ -126,6 +134,18 @@ class TransfersProbe:
         if kind == "run":
             return ((0, count),), ((0, count),)
         return bench.pages(bench.pool, count), bench.pages(bench.host, count)
+
+    def _pieces(self, size_bytes: int, pieces: int) -> tuple[PageRuns, PageRuns]:
+        """As many pages of each, in runs of the same length."""
+        bench = self._bench
+        length = size_bytes // bench.layout.page_bytes // pieces
+        lists: list[PageRuns] = []
+        for pool in (bench.pool, bench.host):
+            cells = bench.random.permutation(pool.pages // (length + 1))[:pieces]
+            if len(cells) < pieces:
+                raise InputError(f"{pieces} pieces of {length} pages are more than the pools have")
+            lists.append(tuple((int(cell) * (length + 1), length) for cell in cells))
+        return lists[0], lists[1]
 
     def _backend(self, name: str, way: str) -> TransferBackend | Auto:
         """One for each way, as two threads need them."""
@@ -229,6 +249,14 @@ def _powers(most: int) -> list[int]:
     while counts[-1] * 2 <= most:
         counts.append(counts[-1] * 2)
     return counts
+
+
+def _fragments(counts: list[int]) -> list[tuple[int, int]]:
+    """(pages, pieces) between one run and all pages apart, of a middle and a large operation."""
+    large, middle = (max((each for each in counts if each <= most), default=1)
+                     for most in (counts[-1] // 2, counts[-1] // 8))  # fmt: skip
+    return sorted({(large, large // 8), (large, large // 2), (middle, middle // 4)} -
+                  {(count, pieces) for count in counts for pieces in (0, 1)})  # fmt: skip
 
 
 def _point(series: str, size: int, role: str) -> Point:

@@ -23,6 +23,12 @@ PAGE_BYTES = 9 * MIB
 GRAPHS = Graphs((16, 64, 256, 1024), (1, 2, 4, 8, 16))
 GEOMETRY = load_geometry("Qwen3-8B")
 BASE = load_profile(H200_BY_HAND)
+# The config.json of a model that a CPU can interpret.
+CONFIG = {
+    "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 61,
+    "max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float32",
+}  # fmt: skip
 NEWS = (1, 16, 64, 256, 1024, 2048, 4096, 8192)
 
 
@@ -65,6 +71,9 @@ class Truth:
 
     def scattered(self, size: int) -> float:
         return self.copy(size) + (size / PAGE_BYTES - 1) * self.piece_ns
+
+    def pieces(self, size: int, pieces: int) -> float:
+        return self.copy(size) + (pieces - 1) * self.piece_ns
 
     def both(self, size: int) -> float:
         return self.copy(size) / 0.9
@@ -118,6 +127,9 @@ def series_of(truth: Truth) -> dict[str, tuple[Callable[..., float], list[tuple[
         for name in ("auto", "staged", "zero_copy", "direct"):
             found[f"pcie.{name}.{way}.run"] = (truth.copy, [*pages, (), *held])
             found[f"pcie.{name}.{way}.scattered"] = (truth.scattered, [*pages, (), *held])
+            found[f"pcie.{name}.{way}.pieces"] = (truth.pieces, [
+                (), (16 * PAGE_BYTES, 4), (64 * PAGE_BYTES, 8),
+            ])  # fmt: skip
             found[f"pcie.{name}.both"] = (truth.both, [(64 * PAGE_BYTES,)])
     return found
 

@@ -163,6 +163,21 @@ def test_a_curve_that_does_not_fit_says_so(tmp_path):
     assert fits["gpu.dense, gpu.attention_prefill"].verdict == "fits"
 
 
+def test_operations_in_pieces_are_judged_though_no_curve_has_them(usual, tmp_path):
+    class Steep(Truth):
+        def pieces(self, size: int, pieces: int) -> float:
+            return 1.2 * super().pieces(size, pieces)
+
+    key = "pcie.backends.staged.d2h: in pieces"
+    fits = {fit.key: fit for fit in usual[0].measurement.fits}
+    assert fits[key].held_out == 2
+    assert fits[key].verdict == "fits"
+    built = built_of(measure(probes_of(Steep()), str(tmp_path / "journal")))
+    fits = {fit.key: fit for fit in built.profile.measurement.fits}
+    assert "held-out points are 16.6 % off" in fits[key].verdict
+    assert changed(usual[0], built.profile) == set()
+
+
 def test_what_was_not_measured_is_an_estimate_from_the_base(tmp_path):
     truth = Truth()
     probes = [probe for probe in probes_of(truth) if probe.name in ("disk", "host")]

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from calibrate.__main__ import main
-from calibrate.command import run_calibration
-from calibrate.kit import Options
+from calibrate.__main__ import _options, main
+from calibrate.command import identity, run_calibration
+from calibrate.journal import Journal
+from calibrate.kit import Options, make_kit
 from calibrate.plot_files import write_plots
 from cli.main import app, run
 from hicache.errors import InputError
@@ -172,6 +174,7 @@ def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path):
         ({"disk_bytes": 1 << 60}, "--disk-size 1024 PiB: .* are free there"),
         ({"out": "mine.txt"}, "--out mine.txt: a profile is a .json file"),
         ({"out": "/no/such/folder/mine.json"}, "there is no folder /no/such/folder"),
+        ({"report": "/no/such/folder/x.html"}, "--report .*: there is no folder /no/such/folder"),
         ({"disk": "/no/such/folder"}, "--disk /no/such/folder: no such folder"),
         ({"base": "h300"}, "machine.profile is 'h300': no known machine"),
         ({"model": "Qwen9"}, "no known model"),
@@ -183,6 +186,45 @@ def test_bad_options_are_one_clear_line(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         run_calibration(options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_its_time_was_too_short_for_is_done_by_the_same_command(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "mine.json"
+    words = [*QUICK, "--disk", str(tmp_path), "--only", "host", "--out", str(out)]
+    monkeypatch.setattr("calibrate.session.OVER_S", -2.0)
+    assert main(words) == 0
+    assert "the time was over: " in capsys.readouterr().err
+    missing = load_profile(out).measurement.missing
+    assert missing[0].startswith("host: the time was over with ")
+    monkeypatch.undo()
+    assert main(words) == 0
+    assert "the time was over" not in capsys.readouterr().err
+    assert [each.key for each in load_profile(out).measurement.series] == ["host.copy"]
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.json"]
+
+
+def test_a_folder_is_no_profile(tmp_path):
+    (tmp_path / "mine.json").mkdir()
+    with pytest.raises(InputError, match=r"--out .*mine\.json: it is a folder"):
+        run_calibration(Options(out=str(tmp_path / "mine.json"), device="none"))
+
+
+@pytest.mark.parametrize(
+    "other", [["--only", "host"], ["--disk-size", "32MiB"], ["--page-size", "8"]]
+)
+def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path, capsys, other):
+    """Else its samples would be lost, or mixed with others."""
+    out = str(tmp_path / "mine.json")
+    journal = tmp_path / "mine.json.journal"
+    words = [*QUICK, "--disk", str(tmp_path), "--out", out]
+    options = _options(words)
+    with ExitStack() as stack:
+        kit = make_kit(options, stack)
+        Journal(str(journal), identity(options, kit)).close()
+    before = journal.read_bytes()
+    assert main([*words, *other]) == 2
+    assert "was begun there, this one has" in capsys.readouterr().err
+    assert journal.read_bytes() == before
 
 
 def test_the_console_command_is_the_same(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from stub_machine import Truth, built_of, measure, probes_of
+from stub_machine import CONFIG, Truth, built_of, measure, probes_of
 
 import hw.transfers.device
 import hw.transfers.queues
@@ -38,11 +38,6 @@ from scenario.profile import (
     sourced,
 )
 
-CONFIG = {
-    "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 61,
-    "max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float32",
-}  # fmt: skip
 SCALE = Scale(device_tokens=2048, host_bytes=1 << 20, chunk_tokens=32, batch=2, context_tokens=48)
 PAGE_BYTES = 4096
 SEEK_NS, LAUNCH_NS, PIECE_NS = 5_000, 5_000, 500

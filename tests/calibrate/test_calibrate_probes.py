@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from stub_machine import CONFIG
 
 from calibrate.command import run_calibration
 from calibrate.kit import Options, make_kit
@@ -31,11 +32,6 @@ from hicache.errors import InputError
 from hw.model.graphs import Buckets
 from scenario.geometry import load_geometry
 
-CONFIG = {
-    "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 61,
-    "max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float32",
-}  # fmt: skip
 SCALE = Scale(device_tokens=512, host_bytes=1 << 20, chunk_tokens=32, batch=2, context_tokens=48)
 
 
@@ -112,7 +108,7 @@ def test_copies_of_every_back_end_are_timed(bench):
             assert probe.sampler(point)() > 0
             assert probe.floor(point).ns == pytest.approx(point.at[0])
     probe.close()
-    assert len(seen) == 3 + 3 * 5
+    assert len(seen) == 3 + 3 * 7
 
 
 def test_scattered_pages_are_no_neighbours(bench):
@@ -121,6 +117,20 @@ def test_scattered_pages_are_no_neighbours(bench):
     for pages in lists:
         numbers = sorted(first for first, _ in pages)
         assert all(b - a >= 2 for a, b in pairwise(numbers))
+
+
+def test_pieces_are_as_long_and_as_many_as_they_should_be(bench):
+    probe = TransfersProbe(bench)
+    page = bench.layout.page_bytes
+    pieces = {each.at for each in probe.points("quick") if each.series == "pcie.direct.h2d.pieces"}
+    assert pieces
+    for size, number in pieces:
+        for runs in probe._pieces(size, number):
+            ordered = sorted(runs)
+            assert [length for _, length in ordered] == [size // page // number] * number
+            assert all(a + length < b for (a, length), (b, _) in pairwise(ordered))
+    with pytest.raises(InputError, match="20 pieces of 3 pages are more than the pools have"):
+        probe._pieces(60 * page, 20)
 
 
 def test_the_engines_own_time_is_found_in_a_live_run(bench, tmp_path):
@@ -160,8 +170,25 @@ def test_the_disk_is_timed_and_left_clean(tmp_path):
             seen.add(point.series)
             assert probe.sampler(point)() > 0
     assert seen == set(probe.describe())
+    # By other numbers of threads: one file at a time, and that of so many.
+    threads = [each for each in points if each.series == "disk.threads.read"]
+    assert [each.at[1] for each in threads] == [1, 4, 64]
+    for point in threads:
+        probe.sampler(point)()
+        names = [name for name in probe._stores if name.endswith(" threads")]
+        assert names == [f"{point.at[1]} threads"]
+        assert f"{point.at[1]} threads" in probe._stores[names[0]].describe()
     probe.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_operation_of_the_disk_is_timed():
+    for most, largest in ((3 << 16, 48), (1 << 20, 256)):
+        probe = DiskProbe(None, 4096, file_bytes=16 << 20, most_bytes=most)
+        for way in ("read", "write"):
+            made = [each for each in probe.points("quick") if each.series == f"disk.{way}"]
+            assert max(each.at[0] for each in made if each.role == "fit") == largest * 4096
+            assert len({each.at for each in made}) == len(made)
 
 
 def test_host_copies_are_timed():

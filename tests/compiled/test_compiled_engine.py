@@ -148,6 +148,26 @@ def test_an_edited_source_is_run(library: Path, tmp_path: Path) -> None:
     assert is_compiled(library, tmp_path)
 
 
+def test_a_module_that_is_to_be_compiled_as_well_makes_it_outdated(tmp_path: Path) -> None:
+    code = """
+import compile_engine as script, sys
+from pathlib import Path
+compiled, sources = script.compiled, script.sources_of(script.MODULES)
+for modules in script.MODULES, script.MODULES[1:]:
+    stamp = compiled.stamp_text(str(script.ROOT), sources, modules)
+    Path(sys.argv[1], compiled.STAMP).write_text(stamp)
+    print(script.up_to_date(Path(sys.argv[1])))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "scripts")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "False"]
+
+
 def test_packages_from_elsewhere_are_not_mixed(library: Path, tmp_path: Path) -> None:
     """`sim` of another copy, in front of this one's."""
     shutil.copytree(REPOSITORY / "sim", tmp_path / "sim")

@@ -157,6 +157,11 @@ def raw_with(key: str, value: object) -> dict[str, Any]:
         ),
         ("gpu/model/layers", 0, "gpu.model.layers is 0: it must be 1 or more"),
         (
+            "gpu/ranks",
+            {"value": 0, "provenance": "measured", "how": "x"},
+            "gpu.ranks.value is 0: it must be 1 or more",
+        ),
+        (
             "gpu/dense",
             DELETE,
             "gpu.dense is missing: give prefill, or all of dense, attention_prefill",
