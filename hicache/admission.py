@@ -34,6 +34,7 @@ from hicache.requests import hittable
 from hicache.restore_policy import Choice, Policy
 from hicache.restoring import Restores
 from hicache.running import Running
+from hicache.staged_reads import StagedReads
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree, Match
 
@@ -71,6 +72,7 @@ class Admission:
         self._metrics = metrics
         self._poke = poke
         self.prefetcher: Prefetcher | None = None
+        self.staged: StagedReads | None = None  # where L2 is only a buffer
         self._page = options.page_size_tokens
         self._capped_page = options.capped_page_tokens
         self._max_running = options.scheduler.max_running_requests
@@ -184,9 +186,11 @@ class Admission:
         """Admit `run`, or let it wait for somebody's restore; False if it does not fit now."""
         tree = self._tree
         match = tree.match(hittable(run.request, self._capped_page))
+        if self.staged is not None:
+            self.staged.offer(run, match)
         held, reason = match.device, ""
         goal = held
-        if match.depth > held and not run.restore_failed:
+        if (match.depth > held or match.host > held) and not run.restore_failed:
             arrival = tree.arriving_at(match.node, DEVICE, held)
             if arrival is not None:
                 self.queue.pop()
@@ -240,7 +244,10 @@ class Admission:
             self._wanted = (need, goal - held, node, found)
             return False
         self.queue.pop()
-        end = tree.cut_at(match.node, goal) if goal > held else node
+        end = node
+        if goal > held:
+            staged = self.staged
+            end = tree.cut_at(match.node, goal) if staged is None else staged.grow(run, node, goal)
         if goal > held and tree.loads_by_request:
             pages = tree.take_for_load(min(goal - held, need), need)
         else:
@@ -262,6 +269,8 @@ class Admission:
             run.reason = reason
             if reason:
                 self._metrics.count_choice(reason)
+        if goal == held and self.staged is not None:
+            self.staged.decline(run, held)
         if goal > held:
             self._restores.begin(run, end, match)
         else:

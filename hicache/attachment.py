@@ -74,6 +74,7 @@ class Attachment:
             self._endings.live
             or transfers.writes_pending
             or self._writer.pending
+            or (transfers.staging is not None and transfers.staging.waiting)
             or prefetcher.under_way
             or prefetcher.lent()[0]
         )
@@ -82,5 +83,9 @@ class Attachment:
         """Let the engine have its L3, or not."""
         prefetcher = self._prefetcher if attached else None
         self._admission.prefetcher = self._endings.prefetcher = prefetcher
+        staging = self._transfers.staging
+        if staging is not None:
+            staging.attached = attached
+            return
         self._transfers.on_backed_up = self._writer.write if attached else None
         self._transfers.on_counted = self._writer.write_crossed if attached else None

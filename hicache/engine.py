@@ -95,11 +95,12 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Assert every invariant of the tree and its tiers."""
-        prefetcher = self.scheduler.prefetcher
-        if prefetcher is None:
-            check_integrity(self.tree)
-        else:
-            check_integrity(self.tree, *prefetcher.lent())
+        prefetcher, staging = self.scheduler.prefetcher, self.transfers.staging
+        lent_pages, lent = (0, []) if prefetcher is None else prefetcher.lent()
+        if staging is not None:
+            staged_pages, staged = staging.lent()
+            lent_pages, lent = lent_pages + staged_pages, [*lent, *staged]
+        check_integrity(self.tree, lent_pages, lent)
 
     def status(self) -> dict[str, Any]:
         """A snapshot: pages of each tier by state, work under way, and what is believed."""
@@ -114,6 +115,8 @@ class Engine:
             for name, tier in zip(TIER_NAMES, self.tree.tiers, strict=True)
         }
         prefetcher, writer = self.scheduler.prefetcher, self.scheduler.store_writer
+        staging = self.transfers.staging
+        waiting = (writer.pending if writer else 0) + (staging.waiting if staging else 0)
         belief = {
             name: {"fixed_seconds": line.fixed, "slope_seconds": line.slope, "samples": line.seen}
             for name, line in (("prefill", self.belief.prefill), *self.belief.copies.items())
@@ -122,10 +125,10 @@ class Engine:
             "tiers": tiers,
             "waiting_requests": self.scheduler.waiting,
             "running_requests": self.scheduler.running,
-            "pending_writes": self.transfers.writes_pending + (writer.pending if writer else 0),
+            "pending_writes": self.transfers.writes_pending + waiting,
             "pending_restores": self.transfers.restores_pending,
             "pending_prefetches": prefetcher.under_way if prefetcher else 0,
-            "write_backlog_pages": (writer or self.transfers).backlog_pages,
+            "write_backlog_pages": (staging or writer or self.transfers).backlog_pages,
             "belief": belief,
         }
 

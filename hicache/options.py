@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hicache.errors import InputError
+from hicache.option_checks import fraction as _fraction
+from hicache.option_checks import not_negative as _not_negative
+from hicache.option_checks import positive as _positive
+from hicache.option_checks import watermarks as _watermarks
+from hicache.store_options import OffloadOptions, StorageOptions
 
 EvictionName = Literal[
     "lru", "lfu", "fifo", "filo", "mru", "slru", "priority", "gdsf", "s3fifo", "arc",
@@ -164,39 +169,6 @@ class RestoreOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StorageOptions:
-    """What L3 is to the engine."""
-
-    # Whose knowledge decides what L3 holds. "tree": the tree's; L3 is the engine's own, and evicts
-    # as the other tiers do. "store": a store is asked by page key; it evicts by itself, and may be
-    # shared.
-    index: Literal["tree", "store"] = "tree"
-    # A page is written to L3 once so many requests have had it (`hicache.reuse`). 1: all are.
-    admit_after_hits: int = 1
-    # Of a store: seconds of the run from which on it is attached (0: it is from the start), and
-    # from which on it is detached (0: never), at the first moment at which the engine is idle. An
-    # attach behind a detach brings it back.
-    attach_s: float = 0.0
-    detach_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        _positive("storage.admit_after_hits", self.admit_after_hits)
-        _not_negative("storage.attach_s", self.attach_s)
-        _not_negative("storage.detach_s", self.detach_s)
-        if self.attach_s and self.attach_s == self.detach_s:
-            raise InputError(
-                f"storage.attach_s is {self.attach_s} and storage.detach_s, too: one must come "
-                "first; allowed: two times, or one and 0"
-            )
-
-    @property
-    def switches(self) -> tuple[tuple[int, bool], ...]:
-        """When the store comes or goes, in ns of the run and in order, and whether it comes."""
-        times = [(round(self.attach_s * 1e9), True), (round(self.detach_s * 1e9), False)]
-        return tuple(sorted(each for each in times if each[0]))
-
-
-@dataclass(frozen=True, slots=True)
 class PrefetchOptions:
     """How L3 is read (`hicache.prefetch`). All but `mode` belong to "queued"."""
 
@@ -239,20 +211,6 @@ class PrefetchOptions:
         for name in ("query_batch_pages", "read_batch_pages", "workers", "retry_passes"):
             _positive(f"prefetch.{name}", getattr(self, name))
         _fraction("prefetch.limit_fraction", self.limit_fraction)
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadOptions:
-    """What is written of an answer while it is made (`hicache.offloading`)."""
-
-    # True: a request that decodes leaves what it has made to the cache and writes it to L2 and L3,
-    # stride by stride, whatever `cache.write_policy` says of it.
-    decode: bool = False
-    # Tokens of a stride, in whole pages and at least one. 0: a page.
-    stride_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        _not_negative("offload.stride_tokens", self.stride_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +280,9 @@ class EngineOptions:
     storage: StorageOptions = field(default_factory=StorageOptions)
     prefetch: PrefetchOptions = field(default_factory=PrefetchOptions)
     offload: OffloadOptions = field(default_factory=OffloadOptions)
+    # "buffer_only": L2 is a buffer between L1 and a store; nothing is kept or hit there
+    # (`hicache.staged_writes`, `hicache.staged_reads`).
+    host_mode: Literal["cache", "buffer_only"] = "cache"
     # Its number among the engines that share a store: pages that no prompt names must not have the
     # same keys in two of them.
     instance: int = 0
@@ -351,11 +312,18 @@ class EngineOptions:
                 "store is read by prefetches of queued requests, and the tree's own L3 by "
                 'restores; allowed: "store" with "queued", or "tree" with "restore"'
             )
+        if self.buffers:
+            _check_buffer(self)
 
     @property
     def has_store(self) -> bool:
         """Whether L3 is a store that is asked by page key."""
         return self.storage.index == "store" and self.storage_pages > 0
+
+    @property
+    def buffers(self) -> bool:
+        """Whether L2 is only a buffer."""
+        return self.host_mode == "buffer_only"
 
     @property
     def capacities(self) -> tuple[int, int, int]:
@@ -384,31 +352,17 @@ class EngineOptions:
         return self.page_size_tokens * self.bytes_per_token
 
 
-def _positive(key: str, value: float) -> None:
-    if not value > 0:
-        raise InputError(f"{key} is {value}: it must be greater than 0")
-
-
-def _not_negative(key: str, value: float) -> None:
-    if not value >= 0:
-        raise InputError(f"{key} is {value}: it must not be negative")
-
-
-def _fraction(key: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise InputError(f"{key} is {value}: it must lie between 0 and 1")
-
-
-def _watermarks(tier: str, high: float, low: float) -> None:
-    _fraction(f"{tier}_high_watermark", high)
-    _fraction(f"{tier}_low_watermark", low)
-    if low > high:
+def _check_buffer(options: EngineOptions) -> None:
+    other = ""
+    if not options.storage_pages:
+        other = "tiers.l3 is 0"
+    elif options.storage.index == "tree":
+        other = "storage.index is tree"
+    elif options.cache.write_policy == "write_back":
+        other = "cache.write_policy is write_back"
+    if other:
         raise InputError(
-            f"{tier}_low_watermark is {low}: eviction ahead of need goes down to it from "
-            f"{tier}_high_watermark, which is {high}; it must not be above"
-        )
-    if high and not low:
-        raise InputError(
-            f"{tier}_high_watermark is {high} and {tier}_low_watermark 0: nothing would stay; "
-            "set both, or neither"
+            f"tiers.l2_mode is buffer_only and {other}: host memory is then a buffer in front of a "
+            'store, which is written through; allowed: "cache", or an L3 with storage.index = '
+            '"store" and another cache.write_policy than "write_back"'
         )

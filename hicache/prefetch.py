@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from simpy import Environment
 
@@ -52,10 +52,9 @@ from hicache.ranks import Questions, agreed
 from hicache.requests import KeyRuns
 from hicache.running import Running
 from hicache.store_index import count_copy
-from hicache.tree import HiRadixTree
+from hicache.tree import HiRadixTree, Match
 
 
-@final
 class Prefetcher:
     """The prefetches of one engine. `on_ready(run)` is called when a request need not wait for its
     own any longer, `on_change` when pages of L2 were published or given back.
@@ -158,7 +157,7 @@ class Prefetcher:
     def _begin(self, run: Running, runs: KeyRuns, retries: int) -> None:
         tree, page, metrics = self._tree, self._page, self._metrics
         match = tree.match(runs)
-        first = match.host
+        first = self._origin(match)
         total = sum(count for _, count in runs)
         # L2 keeps no hole: what L1 alone holds must come there before what follows it can.
         if match.device > first or total - first < self._threshold_pages:
@@ -189,6 +188,10 @@ class Prefetcher:
         if not self._asks:
             self._asks = True
             Task(self._ask())
+
+    def _origin(self, match: Match) -> int:
+        """The first page that may be asked for."""
+        return match.host
 
     def _refuse(self, run: Running, runs: KeyRuns, retries: int) -> None:
         """It was declined, or the store had nothing: ask again later, if that is allowed."""

@@ -30,6 +30,7 @@ from hicache.options import EngineOptions
 from hicache.prefilling import PrefillSteps
 from hicache.queue_ahead import QueueAhead
 from hicache.running import Running
+from hicache.staged_reads import StagedReads
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree, Match
 
@@ -63,6 +64,7 @@ class Restores:
         self._page = options.page_size_tokens
         self._layerwise = options.restore.layerwise
         self._loads_late = options.restore.start == "prefill"
+        self.staged: StagedReads | None = None  # where L2 is only a buffer
         self.under_way = 0
 
     def begin(self, run: Running, end: Node, match: Match) -> None:
@@ -88,7 +90,10 @@ class Restores:
         elif self._layerwise:
             early = partial(self._prefill_early, run, goal)
         try:
-            await self._transfers.restore(end, held, mine, early, ready)
+            if self.staged is None:
+                await self._transfers.restore(end, held, mine, early, ready)
+            else:
+                await self.staged.load(run, end, held, mine, early, ready)
         except (TransferError, PredecessorError):
             self._failed(run, goal)
         else:

@@ -47,6 +47,9 @@ from hicache.requests import Request
 from hicache.restore_policy import Policy
 from hicache.restoring import Restores
 from hicache.running import Running
+from hicache.staged_reads import StagedReads
+from hicache.staged_writes import StagedWrites
+from hicache.store_belief import StoreBelief
 from hicache.store_index import StoreWriter
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
@@ -106,15 +109,18 @@ class Scheduler:
         self.prefetcher: Prefetcher | None = None
         self.store_writer: StoreWriter | None = None
         if options.has_store:
-            self.prefetcher = Prefetcher(
-                env, lanes, tree, options, metrics, self.admission.fetched, self.changed
-            )
-            self.admission.prefetcher = self.endings.prefetcher = self.prefetcher
             writer = StoreWriter(lanes, tree, options, metrics, self.changed)
             writer.reuse = self.transfers.reuse
             self.store_writer = writer
-            self.transfers.on_backed_up = writer.write
-            self.transfers.on_counted = writer.write_crossed
+            if options.buffers:
+                self.prefetcher = self._with_buffer(env, lanes, writer, options)
+            else:
+                self.prefetcher = Prefetcher(
+                    env, lanes, tree, options, metrics, self.admission.fetched, self.changed
+                )
+                self.transfers.on_backed_up = writer.write
+                self.transfers.on_counted = writer.write_crossed
+            self.admission.prefetcher = self.endings.prefetcher = self.prefetcher
         self._attachment: Attachment | None = None
         if options.storage.switches and self.prefetcher is not None and self.store_writer:
             self._attachment = Attachment(
@@ -127,6 +133,22 @@ class Scheduler:
         self._wake: Signal[None] | None = None
         self._aborting: list[Running] = []
         self._closed = False
+
+    def _with_buffer(
+        self, env: Environment, lanes: Lanes, writer: StoreWriter, options: EngineOptions
+    ) -> StagedReads:
+        """L2 is only a buffer: who writes through it, and who reads."""
+        tree, transfers, metrics = self._tree, self.transfers, self._metrics
+        belief = StoreBelief()
+        writes = StagedWrites(tree, transfers, writer, belief, options, metrics, self.changed)
+        reads = StagedReads(
+            env, lanes, tree, options, metrics, self.admission.fetched, self.changed,
+            transfers.loads, belief, writes.flush,
+        )  # fmt: skip
+        tree.tiers[DEVICE].lost_of = belief.missing
+        transfers.staging = writes
+        self.admission.staged = self._restores.staged = reads
+        return reads
 
     # ------------------------------------------------------------------ from outside
 

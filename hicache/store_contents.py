@@ -49,6 +49,11 @@ class StoreContents:
                 count -= part
         return leading
 
+    def gap(self, key: int) -> int:
+        """How many pages with consecutive keys from `key` on are not there; 0 if that one is."""
+        there = self._there(key)
+        return 0 if there > 0 else -there
+
     def missing(self, runs: PageRuns) -> int:
         """How many of the pages are not there."""
         missing = 0
@@ -101,6 +106,22 @@ class StoreContents:
                 first += part
                 count -= part
         return new
+
+    def forget(self, runs: PageRuns) -> None:
+        """Take the pages out, those of them that are there."""
+        for first, count in runs:
+            while count:
+                there = self._there(first)
+                part = there if there > 0 else -there
+                if part > count:
+                    part = count
+                if there > 0:
+                    self._use(first, part)  # a segment of its own, which then goes
+                    del self._segments[first]
+                    del self._starts[bisect_right(self._starts, first) - 1]
+                    self.pages -= part
+                first += part
+                count -= part
 
     def _there(self, key: int) -> int:
         """How many pages from `key` on are there; or, less than 0, how many are not (more than

@@ -56,18 +56,28 @@ def count_copy(stats: DirectionStats, done: Completion, copy: Copy) -> None:
 
 
 class _Job:
-    """Pages that wait to be written: pinned in L2 until `left` ranks have written their parts.
-    `written`: how many pages the store has of all ranks that are through.
+    """Pages that wait to be written until `left` ranks have written their parts: pinned in L2, at
+    `node`; or in a buffer, whose owner is told by `over` how many of them the store has. `written`:
+    how many it has of all ranks that are through.
     """
 
-    __slots__ = ("count", "keys", "left", "node", "pages", "written")
+    __slots__ = ("count", "keys", "left", "node", "over", "pages", "written")
 
-    def __init__(self, node: Node, count: int, keys: PageRuns, pages: PageRuns, left: int) -> None:
+    def __init__(
+        self,
+        node: Node | None,
+        count: int,
+        keys: PageRuns,
+        pages: PageRuns,
+        left: int,
+        over: Callable[[int], None] | None = None,
+    ) -> None:
         self.node = node
         self.count = count
         self.keys = keys
         self.pages = pages
         self.left = left
+        self.over = over
         self.written = count
 
 
@@ -116,9 +126,19 @@ class StoreWriter:
         tree = self._tree
         tree.pin(node, HOST)
         pages = tree.pages_from(node, HOST, first) if tree.named else ()
-        job = _Job(node, count, keys_from(node, first), pages, self._ranks)
+        self._put(_Job(node, count, keys_from(node, first), pages, self._ranks))
+
+    def write_staged(
+        self, count: int, keys: PageRuns, pages: PageRuns, over: Callable[[int], None]
+    ) -> None:
+        """Write `count` pages of a buffer when it is their turn; `over` is called when that has
+        ended, with how many of them the store has.
+        """
+        self._put(_Job(None, count, keys, pages, self._ranks, over))
+
+    def _put(self, job: _Job) -> None:
         self.pending += 1
-        self.backlog_pages += count
+        self.backlog_pages += job.count
         for rank, jobs in enumerate(self._jobs):
             jobs.append(job)
             if not self._works[rank]:
@@ -152,7 +172,10 @@ class StoreWriter:
             self._metrics.dropped_pages["transfer_failed"] += job.count - job.written
         self.backlog_pages -= job.count
         self.pending -= 1
-        self._tree.unpin(job.node, HOST)
+        if job.node is not None:
+            self._tree.unpin(job.node, HOST)
+        elif job.over is not None:
+            job.over(job.written)
         self._on_change()
 
     async def _written(self, job: _Job, rank: int) -> int:

@@ -35,7 +35,7 @@ class Tier:
     __slots__ = (
         "_bit", "_covers", "_heap", "_key", "_order", "adaptive", "allocator", "by_page",
         "by_request", "capacity", "duplicates", "evictable", "evicted_pages", "high_pages",
-        "index", "joins", "leaving", "lost_pages", "low_pages", "named", "notes",
+        "index", "joins", "leaving", "lost_of", "lost_pages", "low_pages", "named", "notes",
         "offers_on_access", "resident", "spares_l1",
     )  # fmt: skip
 
@@ -51,6 +51,8 @@ class Tier:
         self.evicted_pages = 0
         # Evicted while no tier below held them; what write back loses is counted where it fails.
         self.lost_pages = 0
+        # Where no tier of the tree is below: how many of so many pages from a key on are lost.
+        self.lost_of: Callable[[int, int], int] | None = None
         # Of L1, while it evicts under write back: what L2 lacks, in the order in which it left.
         self.leaving: list[Victim] | None = None
         self.by_page = cache.eviction_granularity == "page"
@@ -275,7 +277,9 @@ class Tier:
             self.allocator.give(gone, part)
             if resident[STORAGE] > kept:
                 kept = resident[STORAGE]
-            if kept < held:
+            if self.lost_of is not None:
+                self.lost_pages += self.lost_of(node.start + left, part)
+            elif kept < held:
                 self.lost_pages += held - (kept if kept > left else left)
         else:
             leaving.append(Victim(node, left, part, gone))

@@ -31,6 +31,7 @@ from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.queue_ahead import QueueAhead
 from hicache.reuse import make_reuse
+from hicache.staged_writes import StagedWrites
 from hicache.tree import HiRadixTree
 from hicache.write_back import Departure
 from hicache.write_rules import WriteRules
@@ -202,6 +203,8 @@ class Transfers:
         self._writes_all = self._rules.takes_all
         self.writes_back = self._rules.writes_back
         self._has_storage = options.capacities[STORAGE] > 0
+        # What writes, where L2 is only a buffer in front of a store.
+        self.staging: StagedWrites | None = None
         # Called with a path and the first page of it that has just come to L2 from L1.
         self.on_backed_up: Callable[[Node, int], None] | None = None
         self.reuse = make_reuse(tree, options)
@@ -209,7 +212,7 @@ class Transfers:
         self.on_counted: Callable[[Node], None] | None = None
         self._copier = Copier(lanes, options, metrics, belief)
         self._copier.ahead = ahead
-        self._to_host = WriteQueue(env, self._copier, "d2h", options, metrics)
+        self.to_host = WriteQueue(env, self._copier, "d2h", options, metrics)
         self._to_storage = WriteQueue(env, self._copier, "h2s", options, metrics)
         self._backlog_limit = int(options.host_pages * options.cache.write_backlog_fraction)
         if options.cache.write_backlog_fraction >= 1:
@@ -238,6 +241,9 @@ class Transfers:
         """
         if not self._writes_through or node.parent is None:
             return
+        if self.staging is not None:
+            self.staging.write_through(node)
+            return
         if self._writes_all:
             self._write(node)
             return
@@ -257,6 +263,9 @@ class Transfers:
         """As `write_through`, of all of the path, whatever the write policy says; not where L2 has
         too little room for it now.
         """
+        if self.staging is not None:
+            self.staging.write(node)
+            return
         host = self._tree.tiers[HOST]
         first, _ = self._tree.covered(node, HOST)
         if node.depth + node.length - first <= host.available:
@@ -278,7 +287,7 @@ class Transfers:
             with Arrival(self._tree, node, DEVICE, HOST, first, after) as arrival:
                 if not arrival.reserve():
                     raise _NoRoom
-                await self._to_host.write(
+                await self.to_host.write(
                     arrival.count, self._pages(node, DEVICE, first), arrival.pages
                 )
                 if after is not None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from hicache.allocator import extents
 from hicache.errors import InputError
 from hicache.holdings import first_private_key
+from hicache.instant_buffer import InstantBuffer
 from hicache.instant_store import InstantStore
 from hicache.metrics import Metrics
 from hicache.node import DEVICE, HOST, STORAGE, Node
@@ -57,7 +58,10 @@ class UntimedServer:
             self._ways_down.append(("d2h", DEVICE, HOST, "host_pressure"))
         self._reuse = make_reuse(tree, options)
         self._store: InstantStore | None = None
-        if options.has_store:
+        self._buffer: InstantBuffer | None = None
+        if options.buffers:
+            self._buffer = InstantBuffer(tree, metrics, options, self._rules, contents)
+        elif options.has_store:
             self._store = InstantStore(tree, metrics, options, contents)
             self._store.reuse = self._reuse
         if options.capacities[STORAGE] > 0:
@@ -81,12 +85,19 @@ class UntimedServer:
         runs, prompt = hittable(request, self._capped_page), request.prompt_tokens
         match = tree.match(runs)
         fetched = 0
-        if self._store is not None:
+        staged: PageRuns = ()
+        if self._buffer is not None:
+            staged = self._buffer.fetch(match, runs)
+        elif self._store is not None:
             fetched = self._store.fetch(match, runs)
             if fetched:
                 match = tree.match(runs)
         held = match.device
         node = match.node if match.depth == held else tree.holder(match.node, held)
+        if staged:
+            node = tree.cut_at(match.node, held)
+            match.host = held + sum(count for _, count in staged)
+            fetched = match.host - held
         tree.pin(node, DEVICE)
         kv_tokens = prompt
         if self._caches_outputs and request.output_tokens > 1:
@@ -110,9 +121,14 @@ class UntimedServer:
             pages = taken
         hits = (held, 0, 0)
         if goal > held:
-            end = tree.cut_at(match.node, goal)
             restored, rest = tree.cut_pages(pages, goal - held)
-            if self._restore(end, held, restored):
+            if self._buffer is not None:
+                end = self._buffer.load(node, staged, restored)
+                staged, came = (), True
+            else:
+                end = tree.cut_at(match.node, goal)
+                came = self._restore(end, held, restored)
+            if came:
                 tree.pin(end, DEVICE)
                 tree.unpin(node, DEVICE)  # by now `end` may lie above it: it may have been cut
                 node, pages, need = end, rest, need - (goal - held)
@@ -120,6 +136,8 @@ class UntimedServer:
                 from_host -= min(from_host, fetched)
                 hits = (held, from_host, goal - held - from_host)
                 held = goal
+        if self._buffer is not None:
+            self._buffer.decline(staged)
         self._leave_pages(request, node, held, pages, need, kv_tokens)
         self._write_row(request, hits, reason)
 
@@ -168,6 +186,9 @@ class UntimedServer:
         rules = self._rules
         if not rules.writes_through:
             return
+        if self._buffer is not None:
+            self._buffer.write_through(self._admitted(node))
+            return
         if rules.takes_all:
             self._write(node, self._ways_down)
             return
@@ -177,6 +198,10 @@ class UntimedServer:
                 break  # what is in front of it got no room
             self._write(end, self._ways_down)
             begins = end.end
+
+    def _admitted(self, node: Node) -> Node:
+        """What of the path ending at `node` may be written to L3."""
+        return node if self._reuse is None else self._reuse.admitted(node)
 
     def _write(self, node: Node, ways_down: list[tuple[Direction, int, int, str]]) -> None:
         """Bring the path ending at `node` to every tier below that lacks part of it."""
@@ -259,12 +284,15 @@ class UntimedServer:
             strides = more // self._offload_pages
             end = tree.cut_at(node, prompt_pages + strides * self._offload_pages)
             self._metrics.offloaded_pages += strides * self._offload_pages
-            self._write(end, self._offload_ways)
+            if self._buffer is not None:
+                self._buffer.write(self._admitted(end))
+            else:
+                self._write(end, self._offload_ways)
         if self._reuse is not None:
             self._reuse.count(node)
             if self._store is not None:
                 self._store.write_crossed(node)
-            else:  # to L3
+            elif self._buffer is None:  # to L3; what goes through a buffer is written below
                 self._write(tree.cut_at(node, tree.held(node, HOST)), self._ways_down[-1:])
         self._write_through(node)
         tree.unpin(node, DEVICE)

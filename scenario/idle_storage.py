@@ -7,6 +7,11 @@ from scenario.records import Scenario, field_names
 
 _SWITCHES = ("storage.attach_s", "storage.detach_s")
 _KEYS = tuple(f"prefetch.{name}" for name in field_names(PrefetchOptions))
+# What there is to decide only where L2 keeps something.
+_OF_A_CACHE = (
+    "cache.l2_eviction_amount", "cache.l2_victims", "cache.l2_high_watermark",
+    "cache.l2_low_watermark", "prefetch.publish",
+)  # fmt: skip
 # What only time decides.
 _TIMED = tuple(
     f"prefetch.{name}"
@@ -32,6 +37,11 @@ def idle_storage_keys(scenario: Scenario) -> dict[str, str]:
         idle |= dict.fromkeys(_SWITCHES, "storage.index is tree: L3 is the engine's own")
         return idle
     idle["restore.prior_storage_gib_per_s"] = "prefetch.mode is queued, so no restore reads L3"
+    if scenario.tiers.l2_mode == "buffer_only":
+        idle |= dict.fromkeys(_OF_A_CACHE, "tiers.l2_mode is buffer_only, so L2 keeps nothing")
+        idle["cache.write_backlog_fraction"] = (
+            "tiers.l2_mode is buffer_only: the buffer bounds what is under way"
+        )
     if prefetch.allocate == "before_lookup":
         idle["prefetch.shortfall"] = "prefetch.allocate is before_lookup, so there is room"
     if not prefetch.retries:

@@ -140,6 +140,8 @@ class TierOptions(msgspec.Struct, frozen=True):
     # "down": whole pages. "up_one": one more than that, as SGLang allocates (a size in pages is
     # taken as it is).
     l2_rounding: Literal["down", "up_one"] = "down"
+    # "buffer_only": L2 is a buffer between L1 and a store; nothing is kept or hit there.
+    l2_mode: Literal["cache", "buffer_only"] = "cache"
 
     def __post_init__(self) -> None:
         _above_zero("tiers.page_size_tokens", self.page_size_tokens)

@@ -98,6 +98,7 @@ def resolve(scenario: Scenario, profile: MachineMemory | None, geometry: ModelGe
         storage=scenario.storage,
         prefetch=scenario.prefetch,
         offload=scenario.offload,
+        host_mode=tiers.l2_mode,
         scheduler=scenario.scheduler,
         page_ids=scenario.engine.page_ids,
         check_every_steps=scenario.engine.check_every_steps,
@@ -121,7 +122,10 @@ def pinned_sizes(scenario: Scenario, options: EngineOptions) -> Scenario:
     """The scenario with every tier in pages, as in `options`: no longer a matter of the machine."""
     pages = {"l1": options.device_pages, "l2": options.host_pages, "l3": options.storage_pages}
     sizes = {name: Size(count, "pages") for name, count in pages.items()}
-    tiers = TierOptions(options.page_size_tokens, sizes["l1"], sizes["l2"], sizes["l3"])
+    tiers = TierOptions(
+        options.page_size_tokens, sizes["l1"], sizes["l2"], sizes["l3"],
+        l2_mode=options.host_mode,
+    )  # fmt: skip
     return msgspec.structs.replace(scenario, tiers=tiers)
 
 
@@ -153,7 +157,7 @@ def _idle_l2(scenario: Scenario, options: EngineOptions) -> list[str]:
     """A warning where L2 is full of copies of L1 that it may not give up."""
     cache, l1, l2 = options.cache, options.device_pages, options.host_pages
     writes_through = cache.write_policy in ("write_through", "write_through_selective")
-    if cache.l2_victims != "not_in_l1" or not 0 < l2 <= l1 or not writes_through:
+    if options.buffers or cache.l2_victims != "not_in_l1" or not 0 < l2 <= l1 or not writes_through:
         return []
     return [
         f"tiers.l2 is {scenario.tiers.l2}: {l2:,} pages, no more than the {l1:,} of L1, and "

@@ -35,6 +35,7 @@ _STORES = {
 _EVICTIONS = {
     "0.5.9": "lru lfu", "0.5.20": "lru lfu slru priority", "0.5.23": "lru lfu slru priority tlru",
 }  # fmt: skip
+_OFFLOAD = "--disaggregation-decode-enable-offload-kvcache"
 _LAYOUTS = "layer_first page_first page_first_direct page_first_kv_split page_head"
 
 
@@ -119,9 +120,12 @@ class _Reader(ServerReader):
         if self.is_set("--enable-hierarchical-cache"):
             self._host()
             self._storage(ranks)
+        elif self.is_set(_OFFLOAD) and "--hicache-storage-backend" in self.given:
+            self._decode_server(ranks)
         else:
             self._without_hicache()
-        self._decode_side()
+        if self.is_set(_OFFLOAD):
+            self.put("offload.decode", True, _OFFLOAD)
         self.say_what_is_missing()
 
     # ------------------------------------------------------------------ L2
@@ -172,7 +176,7 @@ class _Reader(ServerReader):
             policy = "write_through"
         if "tiers.l2" not in self.options:
             self.options["tiers.l2"] = "1.2x"
-        self.demand("tiers.l2_mode", "buffer", "--hicache-host-memory-mode buffer_only")
+        self.demand("tiers.l2_mode", "buffer_only", "--hicache-host-memory-mode buffer_only")
         return policy
 
     def _layout(self, store: str | None) -> None:
@@ -216,10 +220,19 @@ class _Reader(ServerReader):
 
     # ------------------------------------------------------------------ L3
 
-    def _decode_side(self) -> None:
-        if self.is_set("--disaggregation-decode-enable-offload-kvcache"):
-            name = "--disaggregation-decode-enable-offload-kvcache"
-            self.put("offload.decode", True, name)
+    def _decode_server(self, ranks: int) -> None:
+        """A decode server that offloads has a staging pool and a store, and nothing else of
+        HiCache.
+        """
+        self._size()
+        self._layout(self.choice("--hicache-storage-backend", _STORES[self.version]))
+        self._storage(ranks)
+        self.put("tiers.l2_mode", "buffer_only", "")
+        self.put("cache.write_policy", "none", "")
+        self.notes.append(
+            f"{_OFFLOAD} without --enable-hierarchical-cache: L2 is its staging pool, and only "
+            "what it offloads is written; the prompts are computed here, too"
+        )
 
     def _retries(self) -> None:
         for name, key in (

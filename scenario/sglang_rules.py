@@ -171,7 +171,9 @@ RULES: dict[str, Rule] = {
         },
     ),
     "buffer-only": Rule(
-        "--hicache-host-memory-mode buffer_only: L2 is a staging buffer", {}, ("tiers.l2_mode",)
+        "--hicache-host-memory-mode cache (buffer_only: L2 is a staging buffer for L3)",
+        {"tiers.l2_mode": _same("cache")},
+        ("tiers.l2_mode=buffer_only",),
     ),
     "ranks": Rule(
         "--tp-size: sizes per rank, all ranks agree by the minimum, MLA is written by one",

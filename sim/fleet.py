@@ -139,7 +139,7 @@ def _joined(name: str, usual: Any, values: list[Any]) -> Any:
         return [sum(column) for column in zip(*values, strict=True)]
     if name == "directions":
         return {way: _added([value[way] for value in values]) for way in usual}
-    return {key: sum(value[key] for value in values) for key in usual}
+    return {key: sum(value[key] for value in values) for key in values[0]}
 
 
 def _added(parts: Sequence[DirectionStats]) -> DirectionStats:

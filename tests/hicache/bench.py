@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from adversarial_lanes import AdversarialLanes, Fate
 from engine_runs import call_at, drain, rows_of, watch_memory
@@ -46,6 +46,7 @@ class Bench:
         admit_after_hits: int = 1,
         switches: dict[str, Any] | None = None,
         offload: dict[str, Any] | None = None,
+        mode: Literal["cache", "buffer_only"] = "cache",
         ranks: int = 1,
         writing_ranks: int | None = None,
     ) -> None:
@@ -76,6 +77,7 @@ class Bench:
                 **{"threshold_tokens": 1, **(prefetch or {})},
             ),
             OffloadOptions(**(offload or {})),
+            mode,
             ranks=ranks,
             writing_ranks=ranks if writing_ranks is None else writing_ranks,
         )

@@ -257,6 +257,13 @@ def random_meeting(rng: Random, restore: RestoreOptions) -> RestoreOptions:
     )
 
 
+def random_buffer(rng: Random, options: EngineOptions) -> EngineOptions:
+    """The same with an L2 that is only a buffer, now and then."""
+    if not options.has_store or options.cache.write_policy == "write_back":
+        return options
+    return replace(options, host_mode=rng.choice(["cache", "buffer_only"]))
+
+
 def random_call(rng: Random) -> Call:
     """One request; its prompt shares a prefix with most others."""
     pick = rng.choice
@@ -296,6 +303,7 @@ def random_workload(rng: Random, *, faults: bool = True, most_calls: int = 12) -
     options = random_store(rng, options)
     options = random_offload(rng, options)
     options = replace(options, restore=random_meeting(rng, options.restore))
+    options = random_buffer(rng, options)
     return Workload(options, calls, fates, aborts)
 
 

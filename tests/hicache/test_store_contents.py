@@ -77,6 +77,9 @@ class Naive:
                 self.held.popitem(last=False)
         return new
 
+    def forget(self, keys: list[int]) -> int:
+        return sum(self.held.pop(key, 0) is None for key in keys)
+
 
 def random_runs(rng: Random) -> PageRuns:
     """Up to three runs, no page twice."""
@@ -96,11 +99,17 @@ def test_as_a_list_of_pages_by_use(seed: int) -> None:
     for _ in range(60):
         runs = random_runs(rng)
         keys = [key for first, count in runs for key in range(first, first + count)]
-        act = rng.choice(["leading", "missing", "read", "write", "write"])
+        act = rng.choice(["leading", "missing", "read", "write", "write", "forget"])
         if act == "missing":
+            first = keys[0]
+            gap = next((k for k in range(first, 61) if k in naive.held or k == 60), 0) - first
+            assert min(contents.gap(first), 60 - first) == gap
             assert contents.missing(runs) == sum(key not in naive.held for key in keys)
         elif act == "leading":
             assert contents.leading(runs) == naive.leading(keys)
+        elif act == "forget":
+            contents.forget(runs)
+            written -= naive.forget(keys)
         elif act == "read":
             assert contents.read(runs) == naive.read(keys)
         else:

@@ -19,7 +19,7 @@ from engine_runs import assert_at_rest, rows_of
 from small_workloads import random_workload
 
 from hicache.errors import DeviceError, TransferError
-from hicache.options import PrefetchOptions, StorageOptions
+from hicache.options import OffloadOptions, PrefetchOptions, StorageOptions
 from hw.pools import KvLayout
 from hw.synthetic import AffineDurations, SyntheticDevice
 from hw.transfers.direct import Direct
@@ -54,6 +54,19 @@ def test_requests_are_prefilled_while_their_pages_come_and_read_all_of_them(tmp_
     # No prefill is over before all that it reads is there.
     assert min(after_ns for _, _, after_ns in overlapped) >= 0
     assert machine.engine.metrics.restores >= 2
+    assert_at_rest(machine.engine)
+    assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)
+
+
+def test_answers_are_written_while_they_are_made_and_hold_what_was_computed(tmp_path):
+    workload = conversations(turns=2)
+    calls = tuple(replace(call, output_tokens=15) for call in workload.calls)
+    workload = replace(workload.but(offload=OffloadOptions(decode=True)), calls=calls)
+    machine = run(workload, tmp_path)
+    metrics = machine.engine.metrics
+    assert metrics.offloaded_pages >= 2 * len(calls)
+    assert machine.copied()["d2h"] > 2 * len(calls)
+    assert machine.gpu.checked_tokens > 100
     assert_at_rest(machine.engine)
     assert rows_of(replayed(workload, machine.lines)) == rows_of(machine.engine)
 
@@ -106,7 +119,10 @@ def test_any_engine_reads_what_its_requests_computed(tmp_path_factory, seed):
     options = workload.options
     # What a real run refuses, or has not yet (`hw.run`), left out.
     cache = replace(options.cache, hit_cap="last_token_computed", pages="full")
-    plain = {"cache": cache, "storage": StorageOptions(), "prefetch": PrefetchOptions()}
+    plain = {
+        "cache": cache, "storage": StorageOptions(), "prefetch": PrefetchOptions(),
+        "host_mode": "cache",
+    }  # fmt: skip
     workload = replace(workload.but(page_ids="named", **plain), fates=(Fate(),), aborts=())
     machine = run(workload, tmp_path_factory.mktemp("l3"))
     assert_at_rest(machine.engine)

@@ -70,6 +70,16 @@ MEANS = [
     ("--mem-fraction-static 0.85", "machine.memory_fraction", 0.85),
     ("--max-total-tokens 200000", "tiers.l1", "200000tokens"),
     (
+        ON + "--hicache-storage-backend file --hicache-host-memory-mode buffer_only",
+        "tiers.l2_mode",
+        "buffer_only",
+    ),
+    (
+        ON + "--hicache-storage-backend file --hicache-host-memory-mode buffer_only",
+        "tiers.l2",
+        "1.2x",
+    ),
+    (
         ON + "--hicache-storage-backend file --disaggregation-decode-enable-offload-kvcache",
         "offload.decode",
         True,
@@ -325,6 +335,30 @@ def test_what_one_version_has_another_may_not() -> None:
     buffer = ON + "--hicache-host-memory-mode buffer_only --hicache-storage-backend file "
     with pytest.raises(InputError, match=r"0\.5\.20 does not start with .* write_back"):
         read_server_args(buffer + "--hicache-write-policy write_back")
+
+
+def test_buffer_only_is_written_through() -> None:
+    text = ON + "--hicache-host-memory-mode buffer_only --hicache-storage-backend file "
+    text += "--hicache-ratio 0.5 --page-size 64 "
+    found = options(text + "--hicache-write-policy write_back", "sglang-0.5.23")
+    assert found["cache.write_policy"] == "write_through"
+    assert (found["tiers.l2_mode"], found["tiers.l2"]) == ("buffer_only", "0.5x")
+    said = notes(text + "--hicache-write-policy write_back", "sglang-0.5.23")
+    assert "write_back becomes write_through, as in SGLang" in said
+    overrides, _ = with_server_args(text, None, {})
+    assert load_scenario(None, overrides).tiers.l2_mode == "buffer_only"
+    assert options(ON + "--hicache-host-memory-mode cache").get("tiers.l2_mode") is None
+
+
+def test_a_decode_server_that_offloads_has_a_staging_pool_alone() -> None:
+    text = "--page-size 64 --hicache-ratio 0.5 --disaggregation-decode-enable-offload-kvcache "
+    found = options(text + "--hicache-storage-backend file")
+    assert (found["tiers.l2"], found["tiers.l3"]) == ("0.5x", "100x")
+    assert (found["tiers.l2_mode"], found["cache.write_policy"]) == ("buffer_only", "none")
+    assert found["offload.decode"] is True
+    assert "L2 is its staging pool" in notes(text + "--hicache-storage-backend file")
+    assert options(text)["tiers.l3"] == "0"
+    assert "no --enable-hierarchical-cache" in notes(text)
 
 
 def test_another_preset_has_no_arguments() -> None:

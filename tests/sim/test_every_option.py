@@ -42,6 +42,7 @@ OTHERS: dict[str, object] = {
     "tiers.l2": "900pages",
     "tiers.l3": "0",
     "tiers.l2_rounding": "up_one",
+    "tiers.l2_mode": "buffer_only",
     "cache.hit_cap": "none",
     "cache.outputs": "dropped",
     "cache.eviction": "mru",
@@ -131,6 +132,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "cache.gdsf_doubling_tokens": {"cache.eviction": "gdsf"},
     "offload.decode": {"cache.write_policy": "none"},
     "offload.stride_tokens": {"cache.write_policy": "none", "offload.decode": True},
+    "tiers.l2_mode": {"storage.index": "store", "prefetch.mode": "queued"},
     "storage.attach_s": {"storage.index": "store", "prefetch.mode": "queued"},
     "storage.detach_s": {"storage.index": "store", "prefetch.mode": "queued"},
     "restore.merge_loads": {
