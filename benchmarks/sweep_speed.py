@@ -1,7 +1,6 @@
-"""How much faster a sweep is on several cores than on one, and how its memory grows with the trace.
+"""How much faster a sweep is on several cores than on one.
 
     python benchmarks/sweep_speed.py [TRACE] [--cells 32] [--cores 2] [--runs 3]
-    python benchmarks/sweep_speed.py --grow 1000000
 
 Whole processes, one core and `--cores` in turns; medians. Beside wall seconds stand CPU seconds, of
 the command itself and of its workers. They say what an idle machine would do, also on one that is
@@ -9,9 +8,7 @@ not: the command's own are taken one after the other, those of the workers on al
 TRACE is Mooncake's conversation trace, else the shipped one. The cells are four sizes of L2, two
 policies and as many speeds as fill them.
 Beside them stands a loop of plain Python, alone and on all cores at once: what the machine itself
-has to give. The rows of all runs are compared. With `--grow` a multi-turn trace of so many
-requests, and of a half and a quarter of them, goes through an untimed sweep of two cells; memory is
-that of the largest process.
+has to give. The rows of all runs are compared.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from pathlib import Path
 
 from bench_inputs import CONVERSATION, REPOSITORY, SHIPPED_TRACE
 
-HICACHE = [sys.executable, "-m", "cli.main"]
 # The command, and what it and its children took, in CPU seconds: the last line.
 MEASURED = """
 import gc, resource, sys
@@ -42,7 +38,6 @@ raise SystemExit(code)
 PAGE = {CONVERSATION.name: 512}
 LOOP = "n = 0\nfor i in range(30_000_000): n += i & 7"
 GOAL = 1.8
-ROUNDS = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,13 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cells", type=int, default=32, help="a multiple of 8 (default 32)")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3, help="of each (default 3)")
-    parser.add_argument("--grow", type=int, default=0, metavar="REQUESTS")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
-        if options.grow:
-            _grow(options.grow, Path(name))
-        else:
-            _compare(options.trace, options.cells, options.cores, options.runs, Path(name))
+        _compare(options.trace, options.cells, options.cores, options.runs, Path(name))
 
 
 def _compare(trace: Path, cells: int, cores: int, runs: int, folder: Path) -> None:
@@ -114,27 +105,6 @@ def _loop(processes: int) -> float:
     for child in children:
         child.wait()
     return time.perf_counter() - began
-
-
-def _grow(most: int, folder: Path) -> None:
-    print("| requests | wall s | MB of the largest process |\n|---:|---:|---:|")
-    for requests in (most // 4, most // 2, most):
-        trace = folder / "trace.jsonl"
-        made = [*HICACHE, "trace", "generate", "multi-turn", str(trace), "--force"]
-        _run([*made, "--clients", str(requests // ROUNDS), "--rounds", str(ROUNDS)])
-        began = time.perf_counter()
-        # A process of its own, so that the largest of its children is known.
-        inner = (
-            "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); "
-            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-        )
-        sweep = [
-            *HICACHE, "sweep", str(trace), "--quiet", "--fresh", "--set", "mode=untimed",
-            "--grid", "tiers.l2=0,2x", "--out", str(folder / "s.parquet"),
-        ]  # fmt: skip
-        said = _run([sys.executable, "-c", inner, *sweep])
-        memory = int(said.split()[-1]) / 1024
-        print(f"| {requests:,} | {time.perf_counter() - began:.1f} | {memory:.0f} |", flush=True)
 
 
 def _run(command: list[str]) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-import msgspec
-
 from cli.curve_table import curve_text
 from cli.targets import check_apart, check_picture, check_target
+from cli.writing import write_document, write_picture
 from hicache.errors import InputError
 from scenario.names import nearest
 from scenario.sizes import parse_size
@@ -24,7 +23,6 @@ from sim.curve_study import (
     study_curve,
 )
 from sim.curve_trace import CurveRules
-from traces.outfile import write_lines
 from traces.progress import ProgressBar
 from traces.reader import OnError, open_trace
 
@@ -92,15 +90,11 @@ def run_curve(given: CurveArguments) -> int:
 def _write(study: CurveStudy, given: CurveArguments, page_bytes: int | None) -> None:
     said = sys.stderr if given.out == "-" else sys.stdout
     if given.out is not None:
-        write_lines([_json(study)], given.out)
+        write_document({"schema": SCHEMA, **study.document}, given.out)
     if given.plot is not None:
         from sim.curve_plot import save_curve
 
-        try:
-            save_curve(study, given.plot, page_bytes)
-        except OSError as error:
-            reason = error.strerror or error
-            raise InputError(f"{given.plot}: cannot be written: {reason}") from None
+        write_picture(lambda path: save_curve(study, path, page_bytes), given.plot)
     if not given.quiet:
         said.write(curve_text(study, page_bytes))
         for name, path in (("curve", given.out), ("plot", given.plot)):
@@ -109,14 +103,6 @@ def _write(study: CurveStudy, given: CurveArguments, page_bytes: int | None) -> 
     elif given.out != "-":
         for warning in study.document["warnings"]:
             print(f"warning: {warning}", file=sys.stderr)
-
-
-def _json(study: CurveStudy) -> bytes:
-    """One key a line, so that the file can be looked at; the schema first, by which it is known."""
-    encode = msgspec.json.encode
-    document = {"schema": SCHEMA, **study.document}
-    lines = [encode(key) + b": " + encode(value) for key, value in document.items()]
-    return b"{\n" + b",\n".join(lines) + b"\n}\n"
 
 
 def _questions(given: CurveArguments, page_bytes: int | None) -> CurveQuestions:

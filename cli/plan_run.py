@@ -13,6 +13,7 @@ import msgspec
 from cli.cells_bar import CellsBar
 from cli.plan_table import print_plan
 from cli.targets import check_apart, check_picture, check_target
+from cli.writing import write_document, write_picture
 from hicache.errors import InputError
 from scenario.load import parse_assignments
 from scenario.profile import Profile
@@ -213,9 +214,7 @@ def _runner(given: PlanArguments) -> Runner:
 
 
 def _write(given: PlanArguments, plan: Plan, document: dict[str, Any]) -> None:
-    encode = msgspec.json.encode
-    lines = [encode(key) + b": " + _laid_out(value) for key, value in document.items()]
-    write_lines([b"{\n" + b",\n".join(lines) + b"\n}\n"], given.out)
+    write_document(document, given.out, _laid_out)
     chosen, _ = plan.chosen()
     if given.save_scenario is not None and chosen is not None:
         head = _SCENARIO_HEAD + head_lines(plan.wishes.own(chosen.policy))
@@ -224,11 +223,7 @@ def _write(given: PlanArguments, plan: Plan, document: dict[str, Any]) -> None:
     if given.plot is not None:
         from sim.plan_plot import save_plan
 
-        try:
-            save_plan(document, given.plot)
-        except OSError as error:
-            reason = error.strerror or error
-            raise InputError(f"{given.plot}: cannot be written: {reason}") from None
+        write_picture(lambda path: save_plan(document, path), given.plot)
 
 
 def _laid_out(value: Any) -> bytes:

@@ -17,13 +17,12 @@ MOST_POINTS = 40
 def print_plan(document: Mapping[str, Any]) -> None:
     """Print the front, the choice and the reasons."""
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
+    from report.console import table_console
+
+    console = table_console()
     table = Table(
         box=box.SIMPLE_HEAD, title=escape(_title(document)), title_justify="left", pad_edge=False
     )

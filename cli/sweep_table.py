@@ -35,13 +35,12 @@ def print_sweep(
 ) -> None:
     """Print a row for each cell that was run."""
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=220)
+    from report.console import table_console
+
+    console = table_console(220)
     shown = [cell for cell in cells if cell.digest in figures or cell.digest in errors]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     files = any(cell.file for cell in cells) and len({cell.file for cell in cells}) > 1

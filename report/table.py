@@ -27,12 +27,11 @@ def load_rich() -> None:
 def print_summary(summary: Mapping[str, Any], folder: str | None = None) -> None:
     """Print the table, the warnings and where the result lies, to standard output."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
+    from report.console import table_console
+
+    console = table_console()
     narrow = console.width < 105
     table = Table(box=box.SIMPLE_HEAD, title=_title(summary), title_justify="left", pad_edge=False)
     table.add_column("")

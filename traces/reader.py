@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import os
 import re
+from array import array
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -157,11 +158,17 @@ class Trace:
         stream = self._open_stream(self.bad)
         return Noted(stream, self._notes) if self._notes else stream
 
-    def requests(self, page_size_tokens: int, pages: Pages = "full") -> Iterator[Request]:
+    def requests(
+        self,
+        page_size_tokens: int,
+        pages: Pages = "full",
+        times_ms: array[float] | None = None,
+    ) -> Iterator[Request]:
         """Yield every request in file order, cut into pages of `page_size_tokens`.
 
         `pages` "full" has floor(prompt / page size) pages a prompt; "partial" also its last, partly
-        filled one. Times are divided by the trace's speed. A page size that does not suit is an
+        filled one. Times are divided by the trace's speed; `times_ms` gets them as they were (see
+        `traces.stream.RequestStream`). A page size that does not suit is an
         `InputError` at the call, a malformed row while iterating.
         """
         cutter = cutter_for(self.layout, page_size_tokens, pages)
@@ -175,6 +182,7 @@ class Trace:
             self.speed,
             facts,
             lambda: self.sha256,
+            times_ms,
         ).requests()
         self.facts = facts
         return requests

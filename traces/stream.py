@@ -8,6 +8,7 @@ Either of more than ten years is an `InputError`.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
@@ -31,11 +32,17 @@ def check_speed(speed: float) -> None:
         raise InputError(f"speed is {speed}: it must lie between 0.000001 and 1,000,000")
 
 
+def at_speed(time_ms: float, speed: float) -> int:
+    """Milliseconds of a trace in nanoseconds of its replay, as `RequestStream` has them."""
+    return round(time_ms * 1e6 / speed)
+
+
 @dataclass(slots=True)
 class RequestStream:
     """One pass: the rows of `stream` become requests, and `facts` says what was in them.
 
-    `finish` is called at the end of the trace and returns its SHA-256.
+    `finish` is called at the end of the trace and returns its SHA-256. `times_ms`, where somebody
+    asks for it, gets two numbers a request: what `arrival_ns` and `delay_ns` make of them.
     """
 
     name: str
@@ -46,6 +53,7 @@ class RequestStream:
     speed: float
     facts: TraceFacts
     finish: Callable[[], str]
+    times_ms: array[float] | None = None
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests in order; the facts are kept up to date, batch by batch."""
@@ -113,6 +121,10 @@ class RequestStream:
             facts.ideal_pages += ideal_pages
             facts.ideal_tokens += ideal_tokens
             self._count(rows, number)
+            if self.times_ms is not None:
+                for row in rows:
+                    since_ms = 0.0 if row.timestamp is None else row.timestamp - (start_ms or 0)
+                    self.times_ms.extend((since_ms, row.delay or 0))
             yield from requests
         if not number:
             raise InputError(

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from calibrate.validate.compare import Figure
 from calibrate.validate.timing import KINDS, Total
 from calibrate.validate.validation import Validation, measured_at
+from report.console import table_console
 
 _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 _SOURCES = {"device": "L1", "host": "L2", "storage": "L3", "computed": "computed"}
@@ -30,9 +30,7 @@ Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 def print_validation(found: Validation, folder: str | None = None) -> None:
     """Print it to standard output."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+    console = table_console(160)
     console.print(escape(headline(found)), soft_wrap=True)
     for title, header, rows in sections(found):
         if not rows:

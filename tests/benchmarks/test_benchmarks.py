@@ -77,5 +77,18 @@ def test_sweep_speed(tmp_path: Path) -> None:
     )
     said = _run(BENCHMARKS / "sweep_speed.py", trace, "--cells", "8", "--runs", "1")
     assert "the tables are the same bytes" in said
-    said = _run(BENCHMARKS / "sweep_speed.py", "--grow", "320")
-    assert said.count("\n| ") == 3
+
+
+def test_memory_growth() -> None:
+    said = _run(BENCHMARKS / "memory_growth.py", "--requests", "320", "--only", "curve,untimed")
+    assert said.count("\n| curve | ") == said.count("\n| untimed | ") == 2
+
+
+def test_plan_check(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    lines = (BENCHMARKS.parent / "data" / "agents.jsonl").read_text().splitlines(keepends=True)
+    trace.write_text("".join(lines[:300]))
+    set_l1 = ("--set", "tiers.l1=60000tokens")
+    said = _run(BENCHMARKS / "plan_check.py", trace, *set_l1, "--l2", "4GiB", "--l3", "0")
+    assert "met (0.00%)" in said
+    assert said.count("\n| ") == 4

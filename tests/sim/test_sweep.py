@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hicache.errors import InputError
+from hicache.requests import Request
 from scenario.load import load_scenario
 from scenario.profile import Profile, dump_profile
 from scenario.results import summary_text
@@ -168,6 +169,57 @@ def test_a_kept_trace_is_read_once_and_a_long_one_each_time(
     facts = long.facts
     assert [repr(each) for each in long.requests(64)] == rows
     assert long.facts is not facts, "it was read anew"
+
+
+def test_another_speed_is_not_read_and_has_the_times_that_it_would_read(
+    trace: str, tmp_path: Path
+) -> None:
+    lengths = '"input_length": 600, "output_length": 3'
+    closed = tmp_path / "c.jsonl"
+    closed.write_text(
+        '{"hicache_trace":1,"block_tokens":0,"timed":true}\n'
+        '{"input_length":512,"output_length":64,"timestamp":0.25,"session":"a",'
+        '"pieces":[[0,512]],"answer":[[1,64]]}\n'
+        '{"input_length":99,"output_length":4,"timestamp":0.5,"session":"b","pieces":[[9,99]]}\n'
+        '{"input_length":1088,"output_length":64,"timestamp":1000.5,"session":"a","after":0,'
+        '"append":[[2,512]],"answer":[[3,64]],"delay":333.3}\n'
+    )
+    timed = tmp_path / "d.jsonl"
+    timed.write_text(
+        "".join(
+            f'{{"timestamp": {at}, {lengths}, "hash_ids": [{block}, {block + 1}]}}\n'
+            for block, at in enumerate((3, 3.7, 1e9))
+        )
+    )
+    for path in (trace, str(closed), str(timed)):
+        kept = KeptTraces()
+        scenarios = [
+            load_scenario(None, {**SMALL, "trace.path": path, "trace.speed": speed})
+            for speed in (1.0, 3.7, 0.13)
+        ]
+        first = kept.open(scenarios[0])
+        assert len(list(first.requests(64))) > 2
+        for scenario in scenarios[1:]:
+            at_speed, read = kept.open(scenario), KeptTraces().open(scenario)
+            assert at_speed.speed == scenario.trace.speed
+            shown, expected = (list(map(_all_of, each.requests(64))) for each in (at_speed, read))
+            assert shown == expected
+            assert at_speed.facts is first.facts, "nothing was read"
+            delays_ns = [each.delay_ns for each in at_speed.requests(64)]
+            assert any(delays_ns) == (path == str(closed))
+    # What the reader refuses at a speed is refused.
+    slow = load_scenario(None, {**SMALL, "trace.path": str(timed), "trace.speed": 0.001})
+    with pytest.raises(InputError, match=r"years after the first one's at speed 0\.001"):
+        list(kept.open(slow).requests(64))
+
+
+def _all_of(request: Request) -> tuple[object, ...]:
+    return (
+        request.number, request.arrival_ns, request.prompt_tokens, request.output_tokens,
+        request.prompt_runs, request.prompt_pages, request.ideal_pages, request.session,
+        request.priority, request.output_runs, request.after, request.delay_ns,
+        request.cached_tokens,
+    )  # fmt: skip
 
 
 def test_traces_that_no_longer_fit_are_forgotten(
