@@ -36,7 +36,7 @@ PUBLISHED = re.compile(r"\| (held out|input)\b[^|]*\|$")
 INFERRED = "## What is input, what is inferred"
 WIDTH = 110
 # Runs on hardware, judged by benchmarks/validation/judge.py, and its limits in the README's words.
-RUNS = REPOSITORY / "benchmarks" / "validation" / "results" / "h200-2026-11-30"
+RUNS = REPOSITORY / "benchmarks" / "validation" / "results" / "h200-2026-11-30-0842"
 MISSED = {
     "ttft_mean": "mean TTFT", "ttft_p90": "p90", "ttft_p99": "p99", "throughput": "throughput",
 }  # fmt: skip
