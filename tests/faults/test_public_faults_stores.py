@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from bench import Bench
 from engine_runs import assert_at_rest
 
@@ -26,11 +28,14 @@ from hw.device import Control
 from hw.pools import KvLayout
 from hw.storage.host import HostBuffer
 from hw.stores.device import store_devices
+from hw.stores.dynamic import DynamicStore, Parts
+from hw.stores.dynamic import _Laps as Laps  # pyright: ignore[reportPrivateUsage]
 from hw.stores.names import Owner
 from hw.stores.page_names import PageNames
 from hw.stores.page_order import PageOrder, PageShape
 from hw.stores.room import Room
 from hw.stores.sglang_file import SglangFileStore
+from hw.stores.staging import StagingPool
 
 PAGE = 16
 LAYOUT = KvLayout(
@@ -56,16 +61,20 @@ class Server:
             HOST_PAGES, HOST_PAGES, 10_000, page=PAGE, prefetch={"stop": "wait_complete"}
         )
         host = HostBuffer(HOST_PAGES, LAYOUT.page_bytes)
-        self.store = SglangFileStore(
-            self.folder, OWNER, PageOrder(PageShape.of(LAYOUT), "page_first"), host, workers=1,
-            limit_bytes=self.limit_pages * LAYOUT.page_bytes,
-        )  # fmt: skip
+        self.store = self.opened(host)
         self.names = PageNames(PAGE, lambda request, upto: self.prompts[request.number])
         (self._device,) = store_devices(self.store, self.names.names, 1)
         self.most_files = 0
         self._keys: dict[tuple[int, ...], int] = {}
         lanes: Any = self.bench.lanes
         lanes._answer = self._answer
+
+    def opened(self, host: HostBuffer) -> Any:
+        """The store."""
+        return SglangFileStore(
+            self.folder, OWNER, PageOrder(PageShape.of(LAYOUT), "page_first"), host, workers=1,
+            limit_bytes=self.limit_pages * LAYOUT.page_bytes,
+        )  # fmt: skip
 
     def _answer(self, operation: Operation, steps: int) -> int:
         if not isinstance(operation, Copy | Lookup) or not operation.keys:
@@ -222,3 +231,80 @@ def test_sglang_26670_lmcache_4664_put_back(
     put(monkeypatch)
     with pytest.raises(AssertionError, match=said):
         assert_bounded(tmp_path)
+
+
+# ---------------------------------------------------------------------- parts of a read
+# sglang#21880, on real memory: which part of a read is slow, allocation, I/O or copies.
+
+SLOW_S = 0.05
+
+
+class SlowStore:
+    """A class of SGLang's interface, in a dict. `slow`: it sleeps in each read."""
+
+    held: ClassVar[dict[str, bytes]] = {}
+    slow = False
+
+    def __init__(self, config: Any, kwargs: Any) -> None:
+        """As SGLang makes it."""
+
+    def batch_exists(self, keys: list[str]) -> int:
+        return next((i for i, key in enumerate(keys) if key not in self.held), len(keys))
+
+    def batch_get(self, keys: list[str], targets: list[Any]) -> list[Any]:
+        if self.slow:
+            time.sleep(SLOW_S)
+        for key, target in zip(keys, targets, strict=True):
+            target.view(torch.uint8)[:] = torch.frombuffer(
+                bytearray(self.held[key]), dtype=torch.uint8
+            )
+        return targets
+
+    def batch_set(self, keys: list[str], values: list[Any]) -> bool:
+        for key, value in zip(keys, values, strict=True):
+            self.held[key] = value.contiguous().view(torch.uint8).numpy().tobytes()
+        return True
+
+
+class ForeignServer(Server):
+    """An engine whose L3 is that class."""
+
+    def opened(self, host: HostBuffer) -> DynamicStore:
+        return DynamicStore(__name__, "SlowStore", OWNER, LAYOUT, host)
+
+
+def slow_part(folder: Path, patch: pytest.MonkeyPatch, part: str) -> str:
+    """Which part of a read the store says took longest, where `part` sleeps."""
+    patch.setattr(SlowStore, "held", {})
+    ForeignServer(folder).ask(ONE)
+    patch.setattr(SlowStore, "slow", part == "io_ns")
+    methods = {"copy_ns": "put", "allocation_ns": "get_dummy_flat_data_page"}
+    if part in methods:
+        real = getattr(StagingPool, methods[part])
+
+        def starved(*given: Any) -> Any:
+            time.sleep(SLOW_S)
+            return real(*given)
+
+        patch.setattr(StagingPool, methods[part], starved)
+    server = ForeignServer(folder)
+    assert server.ask(ONE)[0]["storage_tokens"] == PAGE
+    reading = server.store.reading
+    spent = {name: getattr(reading, name) for name in Parts.__slots__}
+    assert spent[part] >= SLOW_S * 1e9, "not where it was spent"
+    return max(spent, key=spent.__getitem__)
+
+
+@pytest.mark.parametrize("part", Parts.__slots__)
+def test_sglang_21880_a_read_says_which_part_of_it_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    assert slow_part(tmp_path, monkeypatch, part) == part
+
+
+def test_sglang_21880_parts_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is called I/O."""
+    end = Laps.end
+    monkeypatch.setattr(Laps, "end", lambda self, part: end(self, "io_ns"))
+    with pytest.raises(AssertionError, match="not where it was spent"):
+        slow_part(tmp_path, monkeypatch, "copy_ns")
