@@ -70,13 +70,16 @@ STORE_CHANGES: dict[str, list[Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A scenario, the rows of its trace, and what goes wrong. `aborts`: (ms, request)."""
+    """A scenario, the rows of its trace, and what goes wrong. `aborts`: (ms, request). `late_ns`:
+    by how much each rank's answers of a store are late.
+    """
 
     options: dict[str, Any]
     rows: tuple[dict[str, Any], ...]
     fail: float
     slow: float
     aborts: tuple[tuple[int, int], ...]
+    late_ns: tuple[int, ...]
     seed: int
 
 
@@ -138,7 +141,8 @@ def random_case(rng: Random) -> Case:
         (rng.randrange(3000), rng.randrange(len(rows))) for _ in range(rng.choice([0, 0, 2, 6]))
     )
     fail, slow = rng.choice([(0.0, 0.0), (0.1, 0.3), (0.5, 0.5)])
-    return Case(random_options(rng), rows, fail, slow, aborts, rng.randrange(1000))
+    late_ns = rng.choice([(), (), (0, 50 * MS), (7 * MS, 0)])
+    return Case(random_options(rng), rows, fail, slow, aborts, late_ns, rng.randrange(1000))
 
 
 def opened(case: Case, folder: Path) -> Run:
@@ -151,7 +155,13 @@ def opened(case: Case, folder: Path) -> Run:
     def faulty(self: SimMachine) -> SimLanes:
         inner = lanes(self)
         return FaultyLanes(  # type: ignore[return-value]
-            self._env, inner, rng, fail=case.fail, slow=case.slow, slow_ns=30 * MS
+            self._env,
+            inner,
+            rng,
+            fail=case.fail,
+            slow=case.slow,
+            slow_ns=30 * MS,
+            rank_late_ns=case.late_ns,
         )
 
     with pytest.MonkeyPatch.context() as patch:
