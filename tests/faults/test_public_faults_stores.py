@@ -236,7 +236,7 @@ def test_sglang_26670_lmcache_4664_put_back(
 # ---------------------------------------------------------------------- parts of a read
 # sglang#21880, on real memory: which part of a read is slow, allocation, I/O or copies.
 
-SLOW_S = 0.05
+SLOW_S = 0.25  # far more than a busy machine adds to the other parts
 
 
 class SlowStore:
