@@ -14,6 +14,7 @@ is needed here; a class that imports it needs it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,10 +34,22 @@ if TYPE_CHECKING:
 BERTHS = 4
 
 
+class Parts:
+    """What operations that went well were made up of, ns in all: waiting for host memory and making
+    pages in it, the store's own calls, copies between that memory and L2. A store that is slow and
+    a host that has too few cores for its copies look alike in the sum (sglang#21880).
+    """
+
+    __slots__ = ("allocation_ns", "copy_ns", "io_ns")
+
+    def __init__(self) -> None:
+        self.allocation_ns = self.io_ns = self.copy_ns = 0
+
+
 class DynamicStore:
     """A class, loaded and fenced in (`hw.stores.contract.PageStore`).
 
-    failures: operations of it that failed, of any kind.
+    failures: operations of it that failed, of any kind. reading, writing: what the others took.
     """
 
     def __init__(
@@ -67,6 +80,7 @@ class DynamicStore:
         self.interface: Interface = interface
         self.owner = owner
         self.failures = 0
+        self.reading, self.writing = Parts(), Parts()
         self._lock = threading.Lock()
         self._class = f"{module_path}.{class_name}"
         self._host = host
@@ -115,13 +129,13 @@ class DynamicStore:
 
     def read(self, names: Sequence[str], pages: PageRuns) -> int:
         """See PageStore."""
-        return self._in_batches(names, numbered(pages), self._read_batch)
+        return self._in_batches(names, numbered(pages), self._read_batch, self.reading)
 
     def write(self, pages: PageRuns, names: Sequence[str]) -> int:
         """See PageStore."""
         if not self.owner.writes:
             return self.leading(names)
-        return self._in_batches(names, numbered(pages), self._write_batch)
+        return self._in_batches(names, numbered(pages), self._write_batch, self.writing)
 
     def close(self) -> None:
         """See PageStore. A store that fails to close is let go of."""
@@ -140,18 +154,22 @@ class DynamicStore:
         self,
         names: Sequence[str],
         pages: list[int],
-        act: Callable[[int, Sequence[str], list[int], _Loan], int],
+        act: Callable[[int, Sequence[str], list[int], _Loan, _Laps], int],
+        parts: Parts,
     ) -> int:
         assert len(names) == len(pages), f"{len(names)} names for {len(pages)} pages"
         done = 0
         with self._counting():
             for batch in _batches(names):
+                laps = _Laps()
                 berth = self._pool.take_berth(self._fence.timeout_s)
+                laps.end("allocation_ns")
                 loan = _Loan(lambda berth=berth: self._pool.give_berth(berth))
                 try:
-                    here = act(berth, batch, pages[done : done + len(batch)], loan)
+                    here = act(berth, batch, pages[done : done + len(batch)], loan, laps)
                 finally:
                     loan.drop()
+                laps.add_to(parts, self._lock)
                 done += here
                 if here < len(batch):
                     break
@@ -170,17 +188,23 @@ class DynamicStore:
         with self._lock:
             self.failures += 1
 
-    def _read_batch(self, berth: int, names: Sequence[str], pages: list[int], loan: _Loan) -> int:
+    def _read_batch(
+        self, berth: int, names: Sequence[str], pages: list[int], loan: _Loan, laps: _Laps
+    ) -> int:
         pool, keys = self._pool, list(names)
         if self.interface == "v1":
             indices = pool.host_indices(berth, len(keys))
             arrived = self._flags(
                 "batch_get_v1", self._call("batch_get_v1", loan, keys, indices), len(keys)
             )
+            laps.end("io_ns")
             pool.unload(berth, self._host, pages[:arrived])
+            laps.end("copy_ns")
             return arrived
         targets = [pool.get_dummy_flat_data_page() for _ in keys]
+        laps.end("allocation_ns")
         answer = self._call("batch_get", loan, keys, targets)
+        laps.end("io_ns")
         arrived = 0
         for page, content in zip(pages, self._list("batch_get", answer), strict=False):
             if content is None:
@@ -193,17 +217,24 @@ class DynamicStore:
                 )
             pool.put(content, self._host, page)
             arrived += 1
+        laps.end("copy_ns")
         return arrived
 
-    def _write_batch(self, berth: int, names: Sequence[str], pages: list[int], loan: _Loan) -> int:
+    def _write_batch(
+        self, berth: int, names: Sequence[str], pages: list[int], loan: _Loan, laps: _Laps
+    ) -> int:
         pool, keys = self._pool, list(names)
         pool.load(berth, self._host, pages)
+        laps.end("copy_ns")
         if self.interface == "v1":
             indices = pool.host_indices(berth, len(keys))
             answer = self._call("batch_set_v1", loan, keys, indices)
+            laps.end("io_ns")
             return self._flags("batch_set_v1", answer, len(keys))
         values = [pool.get_data_page(pool.first_token(berth, i)) for i in range(len(keys))]
-        if self._call("batch_set", loan, keys, values):
+        stored = self._call("batch_set", loan, keys, values)
+        laps.end("io_ns")
+        if stored:
             return len(keys)
         # It says no more than that not all of them are there.
         return self._ask_leading(keys)
@@ -245,6 +276,26 @@ class DynamicStore:
             return int(content.numel()) * int(content.element_size())
         except Exception:
             return -1
+
+
+class _Laps:
+    """The parts of one batch, by the clock."""
+
+    def __init__(self) -> None:
+        self._begun_ns = time.monotonic_ns()
+        self._spent: list[tuple[str, int]] = []
+
+    def end(self, part: str) -> None:
+        """What was done since the last end was this part of `Parts`."""
+        now_ns = time.monotonic_ns()
+        self._spent.append((part, now_ns - self._begun_ns))
+        self._begun_ns = now_ns
+
+    def add_to(self, parts: Parts, lock: threading.Lock) -> None:
+        """Count them."""
+        with lock:
+            for part, ns in self._spent:
+                setattr(parts, part, getattr(parts, part) + ns)
 
 
 class _Loan:

@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "hicache")]
+sys.path[:0] = [str(TESTS), str(TESTS / "hicache"), str(TESTS / "sim")]

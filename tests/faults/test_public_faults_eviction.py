@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from adversarial_lanes import pages_of
@@ -22,7 +23,12 @@ from hicache.tier import Tier
 from hicache.tree import HiRadixTree, Match
 from scenario import resolve as resolving
 from scenario.load import load_scenario
+from sim.plan import Wishes, prepare_plan
+from sim.plan_document import document_of
+from sim.plan_search import search
+from sim.plan_sizes import GIB, Limits
 from sim.replay import replay
+from sim.sweep_cell import run_job
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHIPPED = REPOSITORY / "data" / "agents.jsonl"
@@ -97,7 +103,7 @@ def served(trace: Path, l1: int, l2: int) -> tuple[float, list[str]]:
         "tiers.page_size_tokens": 512, "tiers.l1": f"{l1}pages", "tiers.l2": f"{l2}pages",
         "cache.outputs": "dropped", "tiers.l3": "0",
     }  # fmt: skip
-    summary = replay(load_scenario(None, options)).summary
+    summary: Any = replay(load_scenario(None, options)).summary
     return summary["cache_hit_rate"], [each for each in summary["warnings"] if "tiers.l2" in each]
 
 
@@ -123,6 +129,27 @@ def test_sglang_16909_an_l2_below_l1_adds_nothing_and_the_planner_says_why(
     assert served(trace, l1 + l2, 0)[0] - alone > 0.001
     monkeypatch.setattr(resolving, "_idle_l2", lambda scenario, options: [])
     assert not any("not_in_l1" in each for each in served(trace, l1, l2)[1])
+
+
+def warnings_of_a_plan(l1: int, l2: int) -> list[str]:
+    """What `hicache plan` says of an L2 of so many pages, under SGLang's rules."""
+    options = {
+        "preset": "sglang-0.5.20", "trace.path": str(SHIPPED), "tiers.l1": f"{l1}pages",
+        "tiers.page_size_tokens": 512, "cache.outputs": "dropped",
+    }  # fmt: skip
+    wishes = Wishes(None, options, (512,), ("always",), (l2 * 512 * 147_456,), (0,))
+    limits = Limits("node", 1024 * GIB, 0.9, None, 1, 4.0, 0.1, None)
+    plan = prepare_plan(wishes, lambda _: limits)
+    search(plan, lambda jobs, _: (run_job(job) for job in jobs), "GiB")
+    return [each for each in document_of(plan, "GiB")["warnings"] if "l2_victims" in each]
+
+
+def test_sglang_16909_a_plan_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    (said,) = warnings_of_a_plan(1200, 600)
+    assert "no more than the 1,200 of L1" in said
+    assert not warnings_of_a_plan(1200, 2400)
+    monkeypatch.setattr(resolving, "_idle_l2", lambda scenario, options: [])
+    assert not warnings_of_a_plan(1200, 600)
 
 
 def test_sglang_28614_a_larger_l2_adds_what_it_has_beyond_l1(sizes: tuple[Path, int, int]) -> None:

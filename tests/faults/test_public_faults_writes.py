@@ -14,6 +14,7 @@ from engine_runs import assert_at_rest
 from naive_caches import InstantLanes
 from simpy import Environment
 
+from hicache.arrival import Arrival
 from hicache.engine import Engine
 from hicache.node import DEVICE, HOST, STORAGE
 from hicache.reuse import ReuseCounts
@@ -73,15 +74,33 @@ def test_sglang_27108_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         failed_write_back()
 
 
-def test_sglang_24585_a_failed_write_through_is_a_counted_loss_too() -> None:
+def failed_write_through() -> Bench:
+    """What is written to L2 at once never gets there."""
     bench = prompts(Bench(8, 16), 3)
     bench.ask(5000, range(4), tail=1)
     bench.failing = {"d2h"}
-    bench.run()
+    return bench.run()
+
+
+def test_sglang_24585_a_failed_write_through_is_a_counted_loss_too() -> None:
+    bench = failed_write_through()
     assert bench.metrics.dropped_pages["transfer_failed"] == 16
     assert [row["host_tokens"] for row in bench.rows()] == [0] * 4
     assert bench.tree.tiers[HOST].allocator.free == 16
     assert_at_rest(bench.engine)
+
+
+@pytest.mark.filterwarnings(BROKEN)
+def test_sglang_24585_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a copy was to bring is published however it ended."""
+    leave = Arrival.__exit__
+
+    def published_anyway(self: Arrival, *error: Any) -> None:
+        leave(self, None, None, None)
+
+    monkeypatch.setattr(Arrival, "__exit__", published_anyway)
+    with pytest.raises(AssertionError, match=r"of tier 1 holds None"):
+        failed_write_through()
 
 
 # ---------------------------------------------------------------------- L3 without its head
