@@ -118,8 +118,8 @@ def crooked(kind: str) -> Callable[[Campaign, Counter[str]], None]:
 def damaged(kind: str) -> Callable[[Campaign, Counter[str]], None]:
     def act(campaign: Campaign, counts: Counter[str]) -> None:
         path = campaign.folder / "l3"
-        # Behind a few writes: pages that are read afterwards are among the damaged ones.
-        rig = after("h2s", 5 + campaign.rounds % 3, lambda: DAMAGE[kind](path))
+        # Just before a read, so that what it reads is damaged.
+        rig = after("s2h", 1 + campaign.rounds % 3, lambda: DAMAGE[kind](path))
         scenario = campaign.scenario(hw__checksum="crc32")
         campaign.run(counts, scenario, rig=rig, checks={"l3": "lost"})
         path.unlink(missing_ok=True)  # a file that was cut is not known for ours any more
