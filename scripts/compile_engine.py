@@ -75,7 +75,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     try:
-        if compiled.look_in(str(options.folder), str(ROOT)) is not None:
+        if up_to_date(options.folder):
             print("compiled engine: up to date")
             return 0
         make(options.folder)
@@ -84,6 +84,12 @@ def main() -> int:
         return 1
     print(f"compiled engine: made in {time.monotonic() - began:.0f} s")
     return 0
+
+
+def up_to_date(folder: Path) -> bool:
+    """Whether what is in `folder` was made of these very sources, and all that it should be."""
+    found = compiled.look_in(str(folder), str(ROOT))
+    return found is not None and tuple(found[1]) == MODULES
 
 
 def make(folder: Path) -> None:

@@ -25,8 +25,9 @@ from sim.own_policy import KEYS, STAND_INS, check_own, is_own
 _NAME = re.compile(r"[\w.+@-][\w.+@ -]*")
 _COMMA = re.compile(r",(?=\s*[a-z0-9_.]+\s*=)")
 _FILE_KEYS = ("traces", "scenario", "common", "variant")
-_PATHS = ("trace.tokenizer", "hw.weights", "hw.l3_path")
+_PATHS = ("trace.tokenizer", "hw.weights", "hw.l3_path", "hw.store_path")
 _NAMED_OR_PATH = ("model.name", "machine.profile", "machine.store")
+_AFTER_AT = ("hw.store_config",)  # text, or "@" and a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,8 @@ def _lines(options: Mapping[str, object]) -> list[str]:
     for key, value in options.items():
         path = key in _PATHS or (key in _NAMED_OR_PATH and os.path.exists(str(value)))
         shown = os.path.abspath(str(value)) if path and value else value
+        if key in _AFTER_AT and str(value).startswith("@"):
+            shown = f"@{os.path.abspath(str(value)[1:])}"
         written.append(f"{key} = {toml_value(shown)}")
     return written
 
@@ -229,6 +232,8 @@ def _parts(
                 and (is_path(str(value)) or os.path.exists(os.path.join(folder, str(value))))
             )
             options[key] = _located(str(value), folder) if placed and value else value
+            if key in _AFTER_AT and str(value).startswith("@"):
+                options[key] = f"@{_located(str(value)[1:], folder)}"
     return options, own, scenario
 
 

@@ -53,8 +53,12 @@ def test_a_scenario_keeps_its_tiers_busy_and_its_load(path: Path) -> None:
         if summary["load"]["loop"] == "closed":
             everything["load.parallel"] = 16
         given = {"machine.transfer_mode": scenario.machine.transfer_mode, **everything}
-        most = replay(load_scenario(path, given)).summary["throughput"]["requests_per_s"]
-        # Of the hand-made profile's capacity, which is a little more than the machine's.
+        # Without L3, too: where all at once wait for a slow disk, computing is what could be done.
+        tiers: list[dict[str, object]] = [{}, {"tiers.l3": "0"}]
+        most = max(
+            replay(load_scenario(path, given | more)).summary["throughput"]["requests_per_s"]
+            for more in tiers
+        )
         assert 0.45 < summary["throughput"]["requests_per_s"] / most < 0.95
 
 

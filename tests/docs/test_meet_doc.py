@@ -29,4 +29,5 @@ def test_what_is_said_of_the_example_is_in_it() -> None:
     assert fast["meet, layer-wise"] < 1.01 * min(fast[name] for name in others)
     assert busy["cost, queue aware"] < 0.7 * busy["cost"]
     assert busy["meet, both"] < 0.9 * busy["meet, layer-wise"] < 0.9 * busy["cost"]
-    assert busy["always"] < busy["meet, layer-wise"], "others wait for what is computed again"
+    assert 2 * busy["always"] < busy["cost"], "others wait for what is computed again"
+    assert busy["meet, both"] < 0.85 * busy["always"]

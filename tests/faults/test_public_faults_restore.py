@@ -266,7 +266,7 @@ def test_inference_sim_806_put_back(
 ) -> None:
     """Copies of the link, or of the disk, take what the simulator has made up."""
     if way == "link":
-        monkeypatch.setattr(Way, "alone_ns", lambda self, operation: 1_000_000)
+        monkeypatch.setattr(Way, "alone_ns", lambda self, operation, pieces: 1_000_000)
     else:
         monkeypatch.setattr("sim.disk.BlockTimes.alone_ns", lambda self, block: 1e6)
     with pytest.raises(AssertionError):

@@ -144,8 +144,7 @@ class AdversarialLanes:
             fails = fate.fails and can_fail(operation)
             answer = len(ends)
             if not fails:
-                store = self.stores[getattr(operation, "rank", 0)]
-                answer = answer_of(store, self.store_pages, operation, answer)
+                answer = self._answer(operation, answer)
             if self.memory is not None and isinstance(operation, Copy):
                 for memory in self._memories(operation):
                     memory.end(pending.number, arrived=not fails, answer=answer)
@@ -168,6 +167,10 @@ class AdversarialLanes:
         if isinstance(operation, Copy) and operation.keys:
             return [memories[operation.rank]]
         return memories
+
+    def _answer(self, operation: Operation, steps: int) -> int:
+        store = self.stores[getattr(operation, "rank", 0)]
+        return answer_of(store, self.store_pages, operation, steps)
 
     def _after(self, delay_ns: int, act: Callable[[], None]) -> None:
         if delay_ns:

@@ -32,7 +32,7 @@ operations = st.one_of(
         numbers, numbers, numbers, st.integers(-1, 99),
     ),
     st.builds(Decode, numbers, numbers, numbers, st.lists(numbers, max_size=4).map(tuple)),
-    st.builds(Lookup, numbers, keys),
+    st.builds(Lookup, numbers, keys, st.integers(0, 3)),
 )  # fmt: skip
 
 
@@ -44,8 +44,10 @@ def written(operation: Operation) -> list[Any]:
         ]
         rest = list(operation.fields()[1:])
         return ["Prefill", chunks, *(rest if operation.load >= 0 else rest[:-1])]
-    if isinstance(operation, Copy) and not operation.keys:
-        return ["Copy", *operation.fields()[:-1]]
+    if isinstance(operation, Copy) and not operation.rank:
+        return ["Copy", *operation.fields()[: -1 if operation.keys else -2]]
+    if isinstance(operation, Lookup) and not operation.rank:
+        return ["Lookup", *operation.fields()[:-1]]
     return [type(operation).__name__, *operation.fields()]
 
 

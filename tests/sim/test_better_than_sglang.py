@@ -91,7 +91,7 @@ def test_a_prefetch_that_was_declined_is_worth_another_try(trace: Path, preset: 
     """Requests come faster than they are served, and a read of one fills the limit for others."""
     options = {
         "speed": 2.5, "tiers__l2": "1.5x", "tiers__l3": "40x",
-        "prefetch__limit_fraction": 0.02,
+        "prefetch__limit_fraction": 0.01,
     }  # fmt: skip
     usual = served(trace, preset, **options)
     again = served(trace, preset, **options, prefetch__retries=5, prefetch__retry_passes=1)

@@ -18,6 +18,7 @@ from sim.compare_files import check_folder, write_comparison
 from sim.compare_pairs import by_prompt, by_source, tokens_by_source
 from sim.compare_stats import METRICS
 from sim.compare_variants import (
+    _AFTER_AT,
     _NAMED_OR_PATH,
     _PATHS,
     Study,
@@ -268,7 +269,7 @@ def test_a_study_survives_its_file(trace: Path, tmp_path: Path) -> None:
 def test_paths_of_a_file_are_relative_to_it(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
         'traces = ["t.jsonl"]\nscenario = "base.toml"\n[common]\nmachine.profile = "./m.json"\n'
-        'machine.store = "s.json"\nmodel.name = "Qwen3-4B"\n'
+        'machine.store = "s.json"\nmodel.name = "Qwen3-4B"\nhw.store_config = "@c.json"\n'
         '[variant.a]\n[variant.b]\nscenario = "other.toml"\nrestore.policy = "p.py:C"\n'
     )
     made = study_of_file(str(tmp_path / "s.toml"))
@@ -278,9 +279,10 @@ def test_paths_of_a_file_are_relative_to_it(tmp_path: Path) -> None:
         "machine.profile": str(tmp_path / "m.json"),
         "machine.store": str(tmp_path / "s.json"),
         "model.name": "Qwen3-4B",
+        "hw.store_config": f"@{tmp_path / 'c.json'}",
     }
     # Whatever a scenario file takes for a path is one here, too.
-    assert {*_PATHS, *_NAMED_OR_PATH, "trace.path"} == set(_LOCATE)
+    assert {*_PATHS, *_NAMED_OR_PATH, *_AFTER_AT, "trace.path"} == set(_LOCATE)
     assert made.variants[1].scenario == str(tmp_path / "other.toml")
     assert made.variants[1].own == {"restore.policy": f"{tmp_path / 'p.py'}:C"}
 
