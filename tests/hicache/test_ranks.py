@@ -272,7 +272,7 @@ def test_a_rank_that_goes_by_the_most_is_seen(place: str, monkeypatch: pytest.Mo
             finished(chances(seed, 2 + seed % 3))
         except AssertionError as error:
             broken.append(str(error))
-        gc.collect()
+    gc.collect()
     if place == "hicache.prefetch":
         assert any("holds None" in each for each in broken), broken
     else:  # a read that finds less than was said ends, and nothing wrong is published
