@@ -186,9 +186,19 @@ def test_a_document_says_what_was_found(plan: Plan) -> None:
     assert msgspec.json.encode(document) == msgspec.json.encode(document_of(plan, "money"))
 
 
-@pytest.mark.parametrize("share", [0.25, 1.0, 4.0])
+# On the measured machine a read waits 0.8 ms for the engine however fast its disk is: 2.3 % of it.
+WAITS = pytest.mark.xfail(reason="four times the rate is not four times as fast", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("profile", "share"),
+    [
+        *((H200_BY_HAND, share) for share in (0.25, 1.0, 4.0)),
+        ("nvidia-h200", 0.25), ("nvidia-h200", 1.0), pytest.param("nvidia-h200", 4.0, marks=WAITS),
+    ],
+)  # fmt: skip
 def test_the_break_even_bandwidth_is_where_reading_ties_with_computing(
-    trace: str, share: float
+    trace: str, profile: str, share: float
 ) -> None:
     """A replay at a pace at which requests hardly meet, with a disk of that bandwidth, four times
     and a quarter of it.
@@ -196,7 +206,7 @@ def test_the_break_even_bandwidth_is_where_reading_ties_with_computing(
     options = {
         **OPTIONS, "trace.path": trace, "trace.speed": 0.02, "tiers.page_size_tokens": 16,
         "restore.policy": "always", "cache.eviction_granularity": "page",
-        "machine.profile": H200_BY_HAND,  # where an operation costs little beside its bytes
+        "machine.profile": profile,
     }  # fmt: skip
     plan = prepare_plan(Wishes(None, options, [16]), limits)
     search(plan, lambda jobs, what: here(jobs[:1], what), "money")
