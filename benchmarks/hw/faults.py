@@ -83,7 +83,9 @@ class Campaign:
         counts["requests"] += run.engine.metrics.requests
         counts["aborted"] += run.engine.metrics.aborted
         counts["operations"] += len(Record(run.run.lines).endings)
-        counts["failed_copies"] += sum(each["failed"] for each in transfers(outcome).values())
+        moved = transfers(outcome)
+        counts["reads_of_l3"] += moved["s2h"]["operations"]
+        counts["failed_copies"] += sum(each["failed"] for each in moved.values())
         counts["pages_checked_at_end"] += sum(run.checked.values())
         counts["tokens_checked_while_running"] += getattr(
             run.assembly.queues["gpu"][0], "checked_tokens", 0
@@ -118,8 +120,8 @@ def crooked(kind: str) -> Callable[[Campaign, Counter[str]], None]:
 def damaged(kind: str) -> Callable[[Campaign, Counter[str]], None]:
     def act(campaign: Campaign, counts: Counter[str]) -> None:
         path = campaign.folder / "l3"
-        # Just before a read, so that what it reads is damaged.
-        rig = after("s2h", 1 + campaign.rounds % 3, lambda: DAMAGE[kind](path))
+        # Just before the first read: a fast machine may not read often.
+        rig = after("s2h", 0, lambda: DAMAGE[kind](path))
         scenario = campaign.scenario(hw__checksum="crc32")
         campaign.run(counts, scenario, rig=rig, checks={"l3": "lost"})
         path.unlink(missing_ok=True)  # a file that was cut is not known for ours any more

@@ -3,7 +3,7 @@
     pages of the lists   |head|  chunk  |  chunk  |tail|     tail: loads only
     runs of host pages   |-|--|---|-----|--|-|----|-|--|     one DMA each, all of a chunk in a batch
 
-The first chunk is small, because nothing moves before it is cut (and, when storing, gathered); so
+Little is one chunk. Otherwise the first is small, because nothing moves before it is cut (and, when storing, gathered); so
 is the last of a load, because nothing hides its scatter. Each chunk is cut when its turn has come,
 while the device works on those before it. Refuses to know of queues.
 """
@@ -23,6 +23,8 @@ from hw.transfers.lists import Lists
 from hw.transfers.queues import Batch, Numbers
 from hw.transfers.work_buffers import WorkBuffers
 
+# What is so little is one chunk: the marks between two would take longer than they hide.
+WHOLE_BYTES = 16 << 20
 HEAD_BYTES = 8 << 20
 TAIL_BYTES = 4 << 20
 
@@ -65,12 +67,15 @@ class Cutter:
         self._buffers = buffers
         self._run_bytes = run_bytes
         whole = buffers.chunk_pages * host_pool.page_bytes
-        self._head_pages, self._tail_pages = (
-            max(1, min(whole, each) // host_pool.page_bytes) for each in (HEAD_BYTES, TAIL_BYTES)
+        self._whole_pages, self._head_pages, self._tail_pages = (
+            max(1, min(whole, each) // host_pool.page_bytes)
+            for each in (WHOLE_BYTES, HEAD_BYTES, TAIL_BYTES)
         )
 
     def borders(self, direction: Direction, pages: int) -> list[int]:
         """Where chunks begin in the lists, and the end."""
+        if pages <= self._whole_pages:
+            return [0, pages]
         tail = self._tail_pages if direction == "h2d" and pages > self._tail_pages else 0
         head = min(self._head_pages, pages - tail)
         inner = range(head, pages - tail, self._buffers.chunk_pages)

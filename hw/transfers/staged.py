@@ -43,8 +43,9 @@ BUFFERS = 4
 # A DMA of its own costs about two microseconds, half of one in a batch; in that time 128 KiB, or
 # 32, cross a Gen5 link.
 RUN_BYTES, RUN_BYTES_IN_BATCH = 128 << 10, 32 << 10
-# A layer group is a compromise: the first layer is ready sooner, or fewer and larger DMAs.
-LAYER_GROUPS = 12
+# A layer group is a compromise: the first layer is ready sooner, or fewer and larger DMAs. A group
+# has pieces of so many bytes of each page, where that makes at least so many groups.
+GROUP_BYTES, LAYER_GROUPS = 64 << 10, 12
 
 
 class Staged(TransferBackend):
@@ -130,7 +131,10 @@ class Staged(TransferBackend):
         return setup_ns
 
     def _load(self, lists: Lists, borders: list[int]) -> int:
-        setup_ns, last = 0, len(borders) - 2
+        last = len(borders) - 2
+        if not last:
+            return self._load_at_once(next(self.cutter.chunks("h2d", lists, borders)), lists)
+        setup_ns = 0
         sent: dict[int, Mark] = {}  # buffer of the CPU's -> its last DMA
         listed: Listed | None = None
         for chunk in self.cutter.chunks("h2d", lists, borders):
@@ -159,6 +163,20 @@ class Staged(TransferBackend):
             self.queue.wait(self._mark_of(buffer))
             setup_ns += self._launch("h2d", chunk, listed, self.queue)
         return setup_ns
+
+    def _load_at_once(self, chunk: Chunk, lists: Lists) -> int:
+        """A load of one chunk: all on the queue, and the list in one batch with the pages."""
+        setup_ns = 0
+        if chunk.fragmented:
+            setup_ns = self.buffers.prepare_pinned()
+            self._copier.copy([(there, page, size) for page, there, size in self._moves(chunk)])
+        (listed,), copy = self.queue.lay_out(lists.arrays().device)
+        if self._has_batches and not chunk.fragmented:
+            send(self.queue, chunk.batch.with_one(*copy))
+        else:
+            self.queue.copy(*copy)
+            setup_ns += self._transfer("h2d", chunk)
+        return setup_ns + self._launch("h2d", chunk, listed, self.queue)
 
     def _mark_of(self, buffer: int) -> Mark:
         mark = self._freed[buffer]
@@ -211,7 +229,8 @@ class Staged(TransferBackend):
         self._beside.wait(self._ran)
         (listed,) = self.queue.upload(pages.device)
         layers = self.layout.layers
-        size = -(-layers // min(self.layer_groups, layers))
+        most = -(-layers // min(self.layer_groups, layers))
+        size = min(most, -(-GROUP_BYTES // self.layout.layer_bytes))
         number = 0
         for first in range(0, layers, size):
             group = (first, min(size, layers - first))

@@ -110,7 +110,7 @@ def test_a_folder_that_hangs_now_and_then(folder, device, monkeypatch):
     def slow(path, mode, **options):
         with lock:
             calls[mode] += 1
-            hangs = calls[mode] % 9 == 5
+            hangs = calls[mode] % 9 == 2  # early: a fast machine may not read often
         if hangs:
             assert go_on.wait(60)
         return open(path, mode, **options)
