@@ -39,7 +39,7 @@ from sim.gpu import Gpu
 from sim.host import Host
 from sim.host_pieces import HostPieces
 from sim.keyed_store import KeyedStore
-from sim.layered import STAGED_GROUPS
+from sim.layered import staged_groups
 from sim.pcie import Link
 from sim.ranges import RangeWatch
 from sim.scaling import Geometry
@@ -118,7 +118,8 @@ class SimMachine:
     direction. `contents`: what is in L3, where that is a store that is asked by page key, and not
     the engine's own; of a page's only object, or of each: equally many for every rank. `ranks`:
     tensor-parallel ranks of each engine, of which `writing_ranks` write L3 and all read it;
-    `geometry` is that of the whole model. Raises InputError for a transfer mode that the profile
+    `geometry` is that of the whole model. `page_bytes`: of a page, by which layers are loaded in
+    groups; of 0 bytes there are the fewest. Raises InputError for a transfer mode that the profile
     knows nothing of, and for steps that were sampled on another number of ranks.
     """
 
@@ -140,6 +141,7 @@ class SimMachine:
         writing_ranks: int = 1,
         host_layout: HostLayout = "page_major",
         kv_parts: int = 2,
+        page_bytes: int = 0,
     ) -> None:
         for key, number in (("disk_workers", disk_workers), ("copy_threads", copy_threads)):
             if number is not None and number < 1:
@@ -153,6 +155,7 @@ class SimMachine:
         self._copy_threads = copy_threads
         self._watch = RangeWatch()
         self._layers = (geometry or profile.gpu.model).layers
+        self._staged_groups = staged_groups(self._layers, page_bytes)
         self._pieces: HostPieces | None = None
         if host_layout != "page_major":
             pieces = HostPieces(host_layout, self._transfer_mode, self._layers, kv_parts)
@@ -187,7 +190,7 @@ class SimMachine:
             steps_ahead=ahead.value if ahead is not None else 0,
             link=link,
             layers=self._layers,
-            groups=STAGED_GROUPS if loads_staged else self._layers,
+            groups=self._staged_groups if loads_staged else self._layers,
             contention=contention,
         )
         client = self.store.client(self._ranks) if self.store is not None else None

@@ -18,8 +18,16 @@ from __future__ import annotations
 
 from typing import final
 
-# The groups in which `hw.transfers.staged` loads.
-STAGED_GROUPS = 12
+# How `hw.transfers.staged` loads: a group has pieces of so many bytes of each page, where that
+# makes at least so many groups.
+GROUP_BYTES, STAGED_GROUPS = 64 << 10, 12
+
+
+def staged_groups(layers: int, page_bytes: int) -> int:
+    """In how many groups the layers of such pages come."""
+    most = -(-layers // min(STAGED_GROUPS, layers))
+    size = min(most, -(-GROUP_BYTES * layers // max(page_bytes, 1)))
+    return -(-layers // size)
 
 
 @final

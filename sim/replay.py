@@ -200,6 +200,7 @@ def prepare(
             contents=contents or None,
             ranks=options.ranks,
             writing_ranks=options.writing_ranks,
+            page_bytes=options.page_bytes,
         )
         lanes = machine.lanes()
     keeper = TimelineLanes(env, lanes) if timeline else None

@@ -3,9 +3,9 @@
     pages of the lists   |head|  chunk  |  chunk  |tail|     tail: loads only
     runs of host pages   |-|--|---|-----|--|-|----|-|--|     one DMA each, all of a chunk in a batch
 
-Little is one chunk. Otherwise the first is small, because nothing moves before it is cut (and, when storing, gathered); so
-is the last of a load, because nothing hides its scatter. Each chunk is cut when its turn has come,
-while the device works on those before it. Refuses to know of queues.
+Little is one chunk. Otherwise the first is small, because nothing moves before it is cut (and, when
+storing, gathered); so is the last of a load, because nothing hides its scatter. Each chunk is cut
+when its turn has come, while the device works on those before it. Refuses to know of queues.
 """
 
 from __future__ import annotations

@@ -9,11 +9,13 @@ import torch
 from transfer_pools import LAYOUTS, LISTS, check_copy, make_pools, pieces
 
 from hicache.errors import TransferError
+from hw.pools import DevicePool, HostPool, KvLayout
 from hw.transfers.auto import BACKENDS
 from hw.transfers.layerwise import LayerLoad
 from hw.transfers.lists import expand
 from hw.transfers.queues import HostQueue
 from hw.transfers.staged import Staged
+from sim.layered import staged_groups
 
 MAKE = BACKENDS | {
     "staged_in_small_chunks": lambda device, host, driver: Staged(
@@ -37,6 +39,22 @@ def test_a_load_by_layers_brings_what_a_whole_load_brings(name, layout):
         assert load.finish().device_ns >= 0
         assert all(map(torch.equal, pieces(backend.device_pool), wanted))
     check_copy(backend, "d2h", LISTS["fragmented"])  # it is free again
+
+
+@pytest.mark.parametrize("layers", [1, 7, 36])
+@pytest.mark.parametrize("page_tokens", [1, 2, 4, 16])
+def test_the_simulator_knows_the_groups_of_a_staged_load(layers, page_tokens, monkeypatch):
+    layout = KvLayout(
+        layers=layers, kv_heads=8, head_dim_k=128, head_dim_v=128,
+        page_size_tokens=page_tokens, dtype="bf16",
+    )  # fmt: skip
+    told = []
+    monkeypatch.setattr(LayerLoad, "loaded", lambda self, count=1: told.append(count))
+    monkeypatch.setattr(LayerLoad, "end", lambda self, release, setup_ns: release())
+    backend = Staged(DevicePool(layout, 2, "cpu"), HostPool(layout, 2))
+    backend.load_layers(((0, 2),), ((0, 2),))
+    assert sum(told) == layers
+    assert len(told) == staged_groups(layers, layout.page_bytes)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("zero_copy", 4), ("direct", 4), ("staged", 2)])
