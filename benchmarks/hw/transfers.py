@@ -19,7 +19,6 @@ import argparse
 import json
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,93 +29,16 @@ import numpy as np
 import torch
 import triton
 from random_transfers import check
+from transfers_bench import DIRECTIONS, Bench, timed_us
+from transfers_beside import duplex, layerwise
 from transfers_report import GIB, MIB, gib_s, report
 
-from hicache.operations import PageRuns
-from hw.pools import DevicePool, HostPool, KvLayout
-from hw.transfers.auto import BACKENDS, Auto, measure
-from hw.transfers.backend import Copied
 from hw.transfers.driver import Direction, Driver
 from hw.transfers.kernels import Mover
-from hw.transfers.layerwise import LayerLoad
-from hw.transfers.lists import runs_of
-from hw.transfers.queues import CudaQueue, Listed
+from hw.transfers.queues import Listed
 from hw.transfers.zero_copy import ZeroCopy
 
-DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
-
-
-def qwen3_8b(page_size_tokens: int) -> KvLayout:
-    """144 KiB a token."""
-    return KvLayout(
-        layers=36, kv_heads=8, head_dim_k=128, head_dim_v=128,
-        page_size_tokens=page_size_tokens, dtype="bf16",
-    )  # fmt: skip
-
-
 # How fast? --------------------------------------------------------------------------------------
-
-
-def timed_us(act: Callable[[], object], repeats: int) -> float:
-    """The median time of `act()`."""
-    times = []
-    for _ in range(repeats):
-        start = time.monotonic_ns()
-        act()
-        times.append(time.monotonic_ns() - start)
-    return statistics.median(times) / 1e3
-
-
-class Bench:
-    """Pools of one page size, the back-ends over them, and the link's ceiling."""
-
-    def __init__(self, page_size_tokens: int, driver: Driver, pool_bytes: int = 3 * GIB) -> None:
-        self.layout = qwen3_8b(page_size_tokens)
-        self.page_size_tokens = page_size_tokens
-        pages = pool_bytes // self.layout.page_bytes
-        self.device_pool = DevicePool(self.layout, pages, "cuda")
-        start = time.monotonic()
-        self.host_pool = HostPool(self.layout, pages, driver, chunk_bytes=4 * GIB)
-        self.pin_s_per_gib = (time.monotonic() - start) / (pool_bytes / GIB)
-        self.queue = CudaQueue(driver, torch.device("cuda"))
-        self.backends = {
-            name: make(self.device_pool, self.host_pool, driver, self.queue)
-            for name, make in BACKENDS.items()
-            if name != "direct_batch" or driver.copies_batches
-        }
-        start = time.monotonic()
-        self.auto = Auto(self.backends, measure(self.backends))
-        self.measure_s = time.monotonic() - start
-        self.generator = np.random.default_rng(2)
-
-    def plain(self, direction: Direction, size_bytes: int) -> Callable[[], int]:
-        """One contiguous pinned copy, and the wait for it."""
-        pair = (self.device_pool.address, self.host_pool.address)
-        target, source = pair if direction == "h2d" else pair[::-1]
-
-        def act() -> int:
-            self.queue.start()
-            self.queue.copy(target, source, size_bytes)
-            return self.queue.stop()
-
-        return act
-
-    def lists(self, count: int) -> tuple[PageRuns, PageRuns]:
-        """Random pages of both pools."""
-        return tuple(  # pyright: ignore[reportReturnType]
-            runs_of(self.generator.permutation(pool.pages)[:count])
-            for pool in (self.device_pool, self.host_pool)
-        )
-
-    def copy(self, name: str, direction: Direction, lists: tuple) -> Callable[[], Copied]:
-        backend = self.auto if name == "auto" else self.backends[name]
-        source, target = lists if direction == "d2h" else lists[::-1]
-        return lambda: backend.copy(direction, source, target)
-
-    def close(self) -> None:
-        for backend in self.backends.values():
-            backend.close()
-        self.host_pool.close()
 
 
 def scattered(bench: Bench, sizes: tuple[int, ...]) -> list[dict]:
@@ -239,124 +161,6 @@ def programs_sweep(bench: Bench) -> list[dict]:
             row[direction] = gib_s(count * bench.layout.page_bytes, time_us)
         rows.append(row)
     return rows
-
-
-def layerwise(bench: Bench, tokens: int) -> list[dict]:
-    """How much of the smaller of load and compute is hidden when layers are waited for singly.
-
-    Compute is one matrix product a layer; in all about as long as the load, half of it and twice.
-    """
-    layers = bench.layout.layers
-    lists = bench.lists(tokens // bench.page_size_tokens)
-    weights = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    stream = torch.cuda.Stream()
-    kept: list[torch.Tensor] = []  # what graphs read must outlive them
-
-    def graph_of(rows: int) -> torch.cuda.CUDAGraph:
-        data = torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16)
-        kept.append(data)
-        torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            torch.mm(data, weights)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            torch.mm(data, weights)
-        return graph
-
-    def compute(graph: torch.cuda.CUDAGraph, load: LayerLoad | None) -> None:
-        with torch.cuda.stream(stream):
-            for layer in range(layers):
-                if load is not None:
-                    load.wait_layer(layer)
-                graph.replay()
-        stream.synchronize()
-
-    rows = []
-    for name, backend in bench.backends.items():
-
-        def load_only(backend=backend) -> None:
-            backend.load_layers(lists[1], lists[0]).finish()
-
-        load_only()
-        load_us = timed_us(load_only, 7)
-        for share in (0.5, 1.0, 2.0):
-            # About 0.7 PFLOP/s: the rows of a product that lasts as long as a layer's load.
-            wanted_us = load_us * share / layers
-            graph = graph_of(max(128, round(wanted_us * 7e8 / (2 * 4096 * 4096) / 128) * 128))
-            compute(graph, None)
-            compute_us = timed_us(lambda graph=graph: compute(graph, None), 7)
-
-            def both(graph=graph, backend=backend) -> None:
-                load = LayerLoad(layers)
-
-                def run() -> None:
-                    # As a worker does: it has nothing to do with the model's stream.
-                    with backend.running():
-                        backend.load_layers(lists[1], lists[0], load=load).finish()
-
-                thread = threading.Thread(target=run)
-                thread.start()
-                compute(graph, load)
-                thread.join()
-
-            both()
-            both_us = timed_us(both, 7)
-            hidden = (load_us + compute_us - both_us) / min(load_us, compute_us)
-            row = {"backend": name, "tokens": tokens, "load": load_us, "compute": compute_us}
-            rows.append(row | {"both": both_us, "hidden": hidden})
-    return rows
-
-
-def duplex(bench: Bench) -> list[dict]:
-    """Both directions at once, each in its thread, against plain copies doing the same."""
-    count = 512 * MIB // bench.layout.page_bytes
-    size = count * bench.layout.page_bytes
-    rows = []
-    for name in ("plain", *bench.backends):
-        acts = [_half(bench, name, direction, count) for direction in DIRECTIONS]
-        for act in acts:
-            act()
-
-        def both(acts=acts) -> None:
-            threads = [
-                threading.Thread(target=lambda act=act: [act() for _ in range(4)]) for act in acts
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-        rows.append({"backend": name, "each_way_gib_s": gib_s(4 * size, timed_us(both, 3))})
-    return rows
-
-
-def _half(bench: Bench, name: str, direction: Direction, count: int) -> Callable[[], object]:
-    """A copy of `count` pages within one half of both pools: each direction has its own."""
-    driver = bench.queue.driver
-    half = bench.device_pool.pages // 2
-    first = half if direction == "h2d" else 0
-    if name == "plain":
-        queue = CudaQueue(driver, torch.device("cuda"))
-        size = count * bench.layout.page_bytes
-        offset = first * bench.layout.page_bytes
-        device, host = bench.device_pool.address + offset, bench.host_pool.address + offset
-        target, source = (device, host) if direction == "h2d" else (host, device)
-
-        def plain() -> None:
-            queue.start()
-            queue.copy(target, source, size)
-            queue.stop()
-
-        return plain
-    backend = BACKENDS[name](bench.device_pool, bench.host_pool, driver)
-    lists = [runs_of(bench.generator.permutation(half)[:count] + first) for _ in range(2)]
-
-    def copy() -> None:
-        with backend.running():
-            backend.copy(direction, lists[0], lists[1])
-
-    return copy
 
 
 def main() -> int:
