@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,39 +13,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import test_file_store_contract as contract
-from file_store_helpers import ROOT, content, environment, fill, runs
+from file_store_helpers import content, fill, runs
+from native_calls import compile_to, compiled_loop, replace_calls
 
 from hicache.errors import TransferError
 from hw.storage import native
 from hw.storage.file_store import FileStore
 from hw.storage.host import HostBuffer
 
-CALL = ctypes.CFUNCTYPE(
-    ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64,
-    use_errno=True,
-)  # fmt: skip
 PAGE = contract.ALIGNED
-
-
-def compile_to(folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts/compile_loop.py", "--folder", folder],
-        env=environment() | changes,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> ctypes.CDLL:
     """The library, made anew."""
-    folder = tmp_path_factory.mktemp("native")
-    done = compile_to(folder)
-    if "there is no C compiler" in done.stdout:
-        pytest.skip("there is no C compiler")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return native.open_library(native.library_path(folder))
+    return compiled_loop(tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture
@@ -58,29 +38,8 @@ def use_it(compiled, monkeypatch) -> None:
 
 @pytest.fixture
 def instead(monkeypatch):
-    """`instead(act)`: every call is `act(real, fd, address, size, position)`, which returns a byte
-    count or -errno.
-    """
-    calls: dict[str, int] = {}
-    kept = []
-    monkeypatch.setattr(native._Direction, "calls", calls)
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def start(act) -> None:
-        for verb, name in (("reading", "pread"), ("writing", "pwrite")):
-            real = CALL((name, libc))
-
-            def call(*arguments, real=real) -> int:
-                result = act(real, *arguments)
-                if result < 0:
-                    ctypes.set_errno(-result)
-                return max(result, -1)
-
-            kept.append(CALL(call))
-            calls[verb] = ctypes.cast(kept[-1], ctypes.c_void_p).value or 0
-
-    yield start
-    calls.clear()
+    """`instead(act)`: `act` takes the place of every call."""
+    return lambda act: replace_calls(monkeypatch, dict.fromkeys(("reading", "writing"), act))
 
 
 class Faults:
