@@ -26,7 +26,7 @@ from typing import NamedTuple
 GIB = 1 << 30
 WARM_BYTES = 32 << 20  # a thread's buffers
 # fio's buffers are touched for the first time while it ramps up.
-RAMP_MS, RUN_MS = 300, 400
+RAMP_MS, RUN_MS = 200, 300
 
 
 class Setting(NamedTuple):
