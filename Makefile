@@ -42,8 +42,10 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/replay_speed.py
 
 # The engine through a C compiler, for twice the speed; without one everything runs all the same.
-# To be made again after an edit: until then the sources run. See docs/decisions/0009.
+# To be made again after an edit: until then the sources run. See docs/decisions/0009. And the loop
+# that reads and writes L3 files, see docs/decisions/0011.
 compiled: $(VENV)/.installed
+	@$(BIN)/python scripts/compile_loop.py || true
 	@$(BIN)/python scripts/compile_engine.py
 
 $(VENV)/.installed: pyproject.toml
@@ -51,6 +53,7 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable .
 	@$(BIN)/python scripts/compile_engine.py || true
+	@$(BIN)/python scripts/compile_loop.py || true
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml
@@ -58,6 +61,7 @@ $(VENV)/.installed-dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev,hw]'
 	@$(BIN)/python scripts/compile_engine.py || true
+	@$(BIN)/python scripts/compile_loop.py || true
 	touch $(VENV)/.installed $@
 
 clean:

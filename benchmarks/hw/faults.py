@@ -39,7 +39,6 @@ from fault_runs import HERE, FaultyRun, overrides, transfers, write_inputs  # no
 from file_store_helpers import environment  # noqa: E402
 
 from hicache.record import Record  # noqa: E402
-from hw.storage import pread  # noqa: E402
 from scenario.load import load_scenario  # noqa: E402
 from scenario.records import Scenario  # noqa: E402
 from sim.replay import replay  # noqa: E402
@@ -106,7 +105,7 @@ def crooked(kind: str) -> Callable[[Campaign, Counter[str]], None]:
         backend = BACKENDS[campaign.rounds % 2]
         disk = CrookedDisk(kind, 4096 if backend == "direct" else 1)
         patch = pytest.MonkeyPatch()
-        patch.setattr(pread, "os", disk)
+        disk.install(patch)
         try:
             scenario = campaign.scenario(hw__l3_backend=backend)
             campaign.run(counts, scenario, checks={"heal": patch.undo})

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hw.storage.host import HostMemory
 
@@ -62,6 +62,15 @@ int64_t run(int fd, int writes, int threads, long n, long size, int64_t *offsets
 """
 
 
+class Moves(NamedTuple):
+    """Blocks between a file and memory, as the C takes them."""
+
+    size: int
+    memory: HostMemory
+    offsets: ctypes.Array[ctypes.c_int64]
+    addresses: ctypes.Array[ctypes.c_int64]
+
+
 class Loop:
     """The ceiling: a tight loop in threads."""
 
@@ -82,25 +91,27 @@ class Loop:
                 *[ctypes.c_int] * 3, *[ctypes.c_long] * 2, *[ctypes.c_void_p] * 2,
             ]  # fmt: skip
 
-    def seconds(
-        self, fd: int, threads: int, size: int, offsets: list[int], target: HostMemory,
-        places: list[int], writes: int,
-    ) -> float:  # fmt: skip
+    def moves(self, size: int, offsets: list[int], memory: HostMemory, places: list[int]) -> Moves:
+        """Blocks of `size` bytes between `offsets` in the file and `places` in memory, ready to be
+        moved.
+        """
+        return Moves(
+            size, memory, (ctypes.c_int64 * len(offsets))(*offsets),
+            (ctypes.c_int64 * len(places))(*(memory.address + place for place in places)),
+        )  # fmt: skip
+
+    def seconds(self, fd: int, threads: int, moves: Moves, writes: int) -> float:
         """How long all blocks take."""
-        n = len(offsets)
+        size, memory, offsets, addresses = moves
         if self._run is not None:
-            addresses = (ctypes.c_int64 * n)(*(target.address + place for place in places))
-            ns = self._run(fd, writes, threads, n, size, (ctypes.c_int64 * n)(*offsets), addresses)
+            ns = self._run(fd, writes, threads, len(offsets), size, offsets, addresses)
             if ns < 0:
                 raise RuntimeError("the loop's pread or pwrite failed")
             return ns / 1e9
         call = os.pwritev if writes else os.preadv
-        blocks = iter(
-            [
-                (target.view(0, target.pages)[p : p + size], o)
-                for o, p in zip(offsets, places, strict=True)
-            ]
-        )
+        whole = memory.view(0, memory.pages)
+        places = [address - memory.address for address in addresses]
+        blocks = iter([(whole[p : p + size], o) for o, p in zip(offsets, places, strict=True)])
 
         def work() -> None:
             for view, offset in blocks:

@@ -5,6 +5,7 @@
     plan         page lists -> the fewest requests
     host         the L2 memory that the file's pages are read into and written from
     pread        transport: preadv and pwritev in a bounded crew of threads, also for O_DIRECT
+    native       transport: the same in threads of C (loop.c), where that was compiled
     uring        transport: io_uring, over the system calls (`ring`)
     gds          transport: kvikio (GPUDirect Storage), where it is installed
 

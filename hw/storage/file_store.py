@@ -8,7 +8,8 @@
     io_uring          one thread, many requests, O_DIRECT    passed by
     io_uring_cached   a ring in each of several threads      used
     gds               kvikio                                 passed by where cuFile can
-    auto              io_uring_cached for pages under 2 MiB, where the kernel lets us; else pread
+    auto              pread; but io_uring_cached for pages under 2 MiB where pread's threads are
+                      Python's (`native`: they are C where that was made) and the kernel lets us
 
 Pages are read and written in place; where O_DIRECT forbids that, `bounces` says why. The store does
 what the page lists say and nothing else: no cache, no order beyond one operation, no fsync (L3 is
@@ -33,6 +34,7 @@ from hw.storage.checksums import Checksums
 from hw.storage.gds import GdsTransport
 from hw.storage.host import BLOCK_BYTES, HostMemory
 from hw.storage.moves import Bounced, InPlace, Transport
+from hw.storage.native import FIRST_RUNS, NativeTransport, library
 from hw.storage.plan import Extents, in_parts, merge
 from hw.storage.pread import PreadTransport
 from hw.storage.slot_file import Access, Room, SlotFile
@@ -45,7 +47,7 @@ MOST_WORKERS = 256
 LARGEST_REQUEST_BYTES = 1 << 30
 # Through the cache, what a batch costs Python is shared by all its copies.
 DEPTHS: dict[Access, int] = {"page cache": 512, "O_DIRECT": 64}
-# Below it, a thread that reads page by page costs Python more than the copy costs a core.
+# Below it, a thread of Python that reads page by page costs more than the copy costs a core.
 SMALL_PAGE_BYTES = 2 << 20
 
 
@@ -88,6 +90,7 @@ class FileStore:
         padded = -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES
         self.slot_bytes = padded if access == "O_DIRECT" else page_bytes
         self._users = 0
+        self._first_runs: int | None = None
         self._transport: Transport | None = None
         self._checksums: Checksums | None = None
         self.file = SlotFile(path, pages, self.slot_bytes, access, room)
@@ -115,7 +118,11 @@ class FileStore:
             return UringTransport(self.file, memory.address, len(region), access, depth, workers)
         if self.backend == "gds":
             return GdsTransport(self.file, region, workers)
-        return PreadTransport(self.file, region, access, workers)
+        loop = library()
+        if loop is None:
+            return PreadTransport(self.file, region, access, workers)
+        self._first_runs = FIRST_RUNS
+        return NativeTransport(loop, self.file, region, memory.address, access, workers)
 
     @property
     def name(self) -> str:
@@ -187,7 +194,7 @@ class FileStore:
             self.close()
 
     def _extents(self, slots: PageRuns, pages: PageRuns) -> Iterator[Extents]:
-        for part in in_parts(slots, pages):
+        for part in in_parts(slots, pages, self._first_runs):
             for what, runs, capacity in zip(
                 ("slot", "page"), part, (self.pages, self._host.pages), strict=True
             ):
@@ -249,7 +256,9 @@ def _named(operation: Copy) -> None:
 
 def _picked(page_bytes: int) -> Backend:
     """What "auto" is for pages of this size, on this machine."""
-    return "io_uring_cached" if page_bytes < SMALL_PAGE_BYTES and allowed() else "pread"
+    if library() is None and page_bytes < SMALL_PAGE_BYTES and allowed():
+        return "io_uring_cached"
+    return "pread"
 
 
 def _unaligned(host: HostMemory) -> str:

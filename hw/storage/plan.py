@@ -60,12 +60,14 @@ def as_array(runs: PageRuns) -> Runs:
     return np.ascontiguousarray(flat.reshape(-1, 2).T).T
 
 
-def in_parts(slots: PageRuns, pages: PageRuns) -> Iterator[tuple[Runs, Runs]]:
+def in_parts(
+    slots: PageRuns, pages: PageRuns, first_runs: int | None = None
+) -> Iterator[tuple[Runs, Runs]]:
     """Both lists as arrays, one after the other parts that name as many slots as pages: so that the
-    first one can be moved while the next is planned. Lists that are short, or cut at different
-    places, are one part.
+    first one, of `first_runs` (None: PART_RUNS), can be moved while the next is planned. Lists that
+    are short, or cut at different places, are one part.
     """
-    at, most, length = 0, PART_RUNS, max(len(slots), len(pages))
+    at, most, length = 0, first_runs or PART_RUNS, max(len(slots), len(pages))
     while at + most < length:
         part = slice(at, at + most)
         some = as_array(slots[part]), as_array(pages[part])

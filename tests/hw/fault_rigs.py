@@ -7,15 +7,19 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from fault_runs import FaultyRun, Front, Rig, quick
 from live_runs import FaultyLanes
+from native_calls import replace_calls
 
 from hicache.operations import Operation
 from hw.device import Device
+from hw.storage import pread
 from hw.storage.slot_file import MARK
 
 
@@ -32,13 +36,22 @@ def failing(fail: float, slow: float = 0.0) -> Callable[[FaultyRun, Any], Faulty
 
 class CrookedDisk:
     """In place of the operating system: each third system call fails ("EIO") or does only a part
-    of what it was asked for ("short"), in whole blocks.
+    of what it was asked for ("short"), in whole blocks. `install` puts it below Python's threads
+    and below compiled ones.
     """
 
     def __init__(self, kind: str, block_bytes: int) -> None:
         self.calls: Counter[str] = Counter()
         self._kind = kind
         self._block = block_bytes
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """From now on, until `patch` is undone."""
+        patch.setattr(pread, "os", self)
+        replace_calls(
+            patch,
+            {"reading": partial(self._act, "preadv"), "writing": partial(self._act, "pwritev")},
+        )
 
     def preadv(self, fd: int, buffers: list[memoryview], position: int) -> int:
         return os.preadv(fd, self._asked("preadv", buffers), position)
@@ -47,13 +60,23 @@ class CrookedDisk:
         return os.pwritev(fd, self._asked("pwritev", buffers), position)
 
     def _asked(self, name: str, buffers: list[memoryview]) -> list[memoryview]:
+        size = self._size(name, len(buffers[0]))
+        if size < 0:
+            raise OSError(-size, os.strerror(-size))
+        return [buffers[0][:size]]
+
+    def _act(self, name: str, real, fd: int, address: int, size: int, position: int) -> int:
+        size = self._size(name, size)
+        return size if size < 0 else real(fd, address, size, position)
+
+    def _size(self, name: str, size: int) -> int:
+        """How much of `size` is done, or -errno."""
         self.calls[name] += 1
         if self.calls[name] % 3:
-            return buffers
+            return size
         if self._kind == "EIO":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        part = max(self._block, len(buffers[0]) // 3 // self._block * self._block)
-        return [buffers[0][:part]]
+            return -errno.EIO
+        return min(size, max(self._block, size // 3 // self._block * self._block))
 
 
 def after(queue: str, number: int, act: Callable[[], object]) -> Rig:

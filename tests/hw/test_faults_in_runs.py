@@ -17,9 +17,9 @@ pytest.importorskip("torch")
 from fault_rigs import DAMAGE, PHASES, CrookedDisk, GivingUp, after, failing
 from fault_runs import DEVICES, FaultyRun, scenario_of, transfers, write_inputs
 from file_store_helpers import ROOT
+from native_calls import compiled_loop
 
 from hicache.node import HOST, STORAGE
-from hw.storage import pread
 
 
 @pytest.fixture
@@ -80,11 +80,17 @@ def test_copies_that_fail_and_leave_rubbish(folder, device, monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("EIO", "pread"), ("short", "direct")])
+@pytest.mark.parametrize("threads", ["Python's", "compiled"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_disk_that_fails_or_does_less_than_asked(folder, device, monkeypatch, kind, backend):
+def test_a_disk_that_fails_or_does_less_than_asked(
+    folder, device, threads, monkeypatch, kind, backend, tmp_path_factory
+):
     """What was moved short is finished, what failed is computed again."""
     disk = CrookedDisk(kind, 4096 if backend == "direct" else 1)
-    monkeypatch.setattr(pread, "os", disk)
+    if threads == "compiled":
+        loop = compiled_loop(tmp_path_factory.getbasetemp() / "native")
+        monkeypatch.setattr("hw.storage.file_store.library", lambda: loop)
+    disk.install(monkeypatch)
     scenario = scenario_of(folder, hw__l3_backend=backend)
     outcome = FaultyRun(scenario, device, monkeypatch).to_the_end(heal=monkeypatch.undo)
     failed = {name: counts["failed"] for name, counts in transfers(outcome).items()}

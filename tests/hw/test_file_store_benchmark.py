@@ -3,12 +3,72 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from file_store_helpers import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks/hw"))
+
+from l3_fio import Fio, Setting
+
+BLOCK, FILE_BYTES = 65536, 8 << 20
+SETTINGS = [
+    (Setting("warm", "read", False, BLOCK, 4), {"numjobs=4", "direct=0", "ioengine=io_uring"}),
+    (Setting("hot", "read", False, BLOCK, 4), {"numjobs=4", "direct=0", "ioengine=psync"}),
+    (Setting("direct", "read", False, BLOCK, 4), {"numjobs=4", "direct=1", "iodepth=1"}),
+    (Setting("direct", "write", True, BLOCK, 8), {"numjobs=1", "direct=1", "iodepth=8"}),
+    (Setting("cold", "read", True, BLOCK, 8), {"numjobs=1", "direct=0", "iodepth=8"}),
+]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A program that answers as fio does, and keeps how it was called."""
+    program = tmp_path / "fio"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import json, pathlib, sys\n"
+        "if sys.argv[1] == '--version': print('fio-stand-in'); sys.exit()\n"
+        "pathlib.Path(__file__).with_name('called').write_text('\\n'.join(sys.argv[1:]))\n"
+        "verb = 'write' if '--rw=randwrite' in sys.argv else 'read'\n"
+        "moved = {'io_bytes': 3 << 30, 'bw_bytes': 3 << 30}\n"
+        "none = {'io_bytes': 0, 'bw_bytes': 0}\n"
+        "job = {'read': none, 'write': none, verb: moved}\n"
+        "print('a note'); print(json.dumps({'jobs': [job]}))\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(("setting", "flags"), SETTINGS)
+def test_fio_is_asked_for_the_same_blocks_depth_and_flags(
+    stand_in: Path, tmp_path: Path, setting: Setting, flags: set[str]
+) -> None:
+    fio = Fio(str(stand_in), tmp_path / "file", FILE_BYTES)
+    assert fio.version == "fio-stand-in"
+    assert fio.gib_s(setting) == 3
+    called = {line.removeprefix("--") for line in (tmp_path / "called").read_text().split("\n")}
+    assert called >= flags | {f"bs={BLOCK}", f"rw=rand{setting.verb}", "invalidate=0"}
+    none_twice = setting.kind == "cold"
+    assert ("norandommap" in called) != none_twice
+    assert any(each.startswith("offset_increment=") for each in called) == none_twice
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="there is no fio here")
+@pytest.mark.parametrize(
+    "setting", [setting for setting, _ in SETTINGS if setting.kind != "direct"]
+)
+def test_fio_takes_these_options(tmp_path: Path, setting: Setting) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(FILE_BYTES))
+    program = shutil.which("fio") or ""
+    assert Fio(program, path, FILE_BYTES).gib_s(setting) > 0
+    assert path.stat().st_size == FILE_BYTES
 
 
 @pytest.mark.extended
@@ -29,7 +89,7 @@ def test_the_benchmark_measures_every_row_and_leaves_nothing_behind(tmp_path: Pa
     assert "HOLDS" not in done.stdout
     assert "MISSED" not in done.stdout, "a smoke run judges nothing"
     result = json.loads(out.read_text())
-    assert len(result["rows"]) + len(result["skipped"]) == 45
+    assert len(result["rows"]) + len(result["skipped"]) == 54
     assert {row["backend"] for row in result["rows"]} >= {"pread"}
     assert all(row["gib_s"] > 0 and row["loop_gib_s"] > 0 for row in result["rows"])
     for line in result["skipped"]:

@@ -1,0 +1,159 @@
+"""Transport: `pread` and `pwrite` in threads of C, for what Python's threads do in `pread`.
+
+    Python                                  C (loop.c), the interpreter's lock let go
+    part 0 of the requests   --feed-->      threads take request after request
+    part 1 is planned, part 2 ...           a thread that has no more waits for the next part
+    finish                   ------>        the caller takes requests, too; then all are joined
+
+A thread of Python needs the interpreter's lock after every request, or batch of them, and 16 that
+wait for it read small pages at three quarters of what they could. These need it never: an operation
+costs Python one call for each part of its plan. Threads are started for an operation and end with
+it; starting the next one stops as soon as nothing is left to take. Through the page cache one
+thread writes: a file system lets one at a time write to a file, and more of them only get into each
+other's way.
+
+The library is made by `scripts/compile_loop.py` (of `make compiled`) into build/native, under a
+name that holds a hash of its source: an edited source is another library. It is never in the way:
+where there is none, or HICACHE_COMPILED is 0, the same requests go through Python's threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from functools import cache
+from importlib.util import source_hash
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from hicache.compiled import SWITCH
+from hw.storage.host import BLOCK_BYTES
+from hw.storage.plan import Requests
+from hw.storage.slot_file import Access, SlotFile
+
+SOURCE = Path(__file__).with_name("loop.c")
+FOLDER = SOURCE.parents[2] / "build" / "native"
+# Of a page list that is planned first: little, since all threads begin with it at once.
+FIRST_RUNS = 512
+
+
+def library_path(folder: Path = FOLDER) -> Path:
+    """Where the library of this very source is, or would be."""
+    name = f"loop-{source_hash(SOURCE.read_bytes()).hex()}-{platform.machine()}.so"
+    return folder / name
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """The library at `path`, its functions declared. Raises OSError."""
+    library = ctypes.CDLL(str(path))
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.begin.restype = pointer
+    library.begin.argtypes = [ctypes.c_int, ctypes.c_int, pointer, pointer, number, pointer]
+    library.feed.argtypes = [pointer, pointer, number]
+    library.finish.argtypes = [pointer, ctypes.c_int, pointer]
+    return library
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, if it was made and may be used here. One that does not load is said, once."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        path = library_path()
+        return open_library(path) if path.exists() else None
+    except OSError as error:
+        print(f"L3 file: the compiled loop does not load ({error})", file=sys.stderr)
+        return None
+
+
+class NativeTransport:
+    """Moves bytes between a file and one region of memory."""
+
+    fence_bytes = 1 << 62  # no multiple of it lies in memory
+
+    def __init__(
+        self, library: ctypes.CDLL, file: SlotFile, region: memoryview, address: int,
+        access: Access, workers: int,
+    ) -> None:  # fmt: skip
+        """`region`, at `address`: what the requests' memory offsets count in; kept alive here.
+        `workers`: threads for one operation, with the caller; those beside the callers are
+        shared by all operations of a direction.
+        """
+        self.at_once = workers
+        self._region = region
+        self._writers = 1 if access == "page cache" else workers
+        self._directions = [
+            _Direction(library, verb, file, address, access, threads)
+            for verb, threads in (("reading", workers), ("writing", self._writers))
+        ]
+
+    def describe(self) -> str:
+        """For people."""
+        return f"compiled: {self.at_once} threads for reading, {self._writers} for writing"
+
+    def read(self, parts: Iterable[Requests]) -> None:
+        """File -> memory. Raises TransferError when nothing is under way any more."""
+        self._directions[0].move(parts)
+
+    def write(self, parts: Iterable[Requests]) -> None:
+        """Memory -> file. Raises TransferError when nothing is under way any more."""
+        self._directions[1].move(parts)
+
+    def close(self) -> None:
+        """Nothing to let go of: threads end with their operation."""
+
+
+class _Direction:
+    """One direction, and the threads that its operations may start between them."""
+
+    calls: ClassVar[dict[str, int]] = {}
+    """By direction, the address of what takes the place of `pread` and `pwrite`: for tests."""
+
+    def __init__(
+        self, library: ctypes.CDLL, verb: str, file: SlotFile, address: int, access: Access,
+        workers: int,
+    ) -> None:  # fmt: skip
+        self._library = library
+        self._verb = verb
+        self._file = file
+        self._address = address
+        # O_DIRECT goes on at a whole block only.
+        self._step_bytes = BLOCK_BYTES if access == "O_DIRECT" else 1
+        self._spare = ctypes.c_long(workers - 1)
+
+    def move(self, parts: Iterable[Requests]) -> None:
+        """All requests of all parts: threads work on one while the next is planned."""
+        library = self._library
+        operation = library.begin(
+            self._file.fd, self._verb == "writing", self.calls.get(self._verb), self._address,
+            self._step_bytes, ctypes.addressof(self._spare),
+        )  # fmt: skip
+        if not operation:
+            raise MemoryError("no memory for an operation on the L3 file")
+        failure = (ctypes.c_int64 * 2)()
+        kept: list[Requests] = []  # alive until `finish` has returned
+        stop, failed = True, False
+        try:
+            for part in parts:
+                if not len(part):
+                    continue
+                kept.append(np.ascontiguousarray(part))
+                if library.feed(operation, kept[-1].ctypes.data, len(part)):
+                    break
+            stop = False
+        finally:
+            failed = library.finish(operation, stop, ctypes.addressof(failure))
+        if failed:
+            raise self._failure(*failure)
+
+    def _failure(self, position: int, code: int) -> Exception:
+        if code:
+            return self._file.failure(self._verb, position, OSError(code, os.strerror(code)))
+        why = "the file ends here" if self._verb == "reading" else "the disk took nothing"
+        return self._file.failure(self._verb, position, why)

@@ -1,0 +1,83 @@
+"""Makes the compiled loop of L3 files: hw/storage/loop.c into one library in build/native.
+
+    make compiled, or .venv/bin/python scripts/compile_loop.py
+
+It takes a C compiler, and a second. A library of this very source is left alone. Exit code 1, and
+one line that says why: there is none, and Python's threads read and write as before.
+
+What it is for stands in `hw.storage.native`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from hw.storage import native  # noqa: E402
+
+FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", "-D_FILE_OFFSET_BITS=64", "-Wall")
+
+
+class NotPossible(Exception):
+    """No compiled loop here. The message says why."""
+
+
+def main() -> int:
+    """Make it, if need be; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--folder", type=Path, default=native.FOLDER)
+    path = native.library_path(parser.parse_args().folder)
+    try:
+        said = "up to date" if path.exists() else "made"
+        if said == "made":
+            make(path)
+    except NotPossible as reason:
+        print(f"No compiled loop for L3 files: {reason}. Small pages are read more slowly.")
+        return 1
+    print(f"compiled loop for L3 files: {said}")
+    return 0
+
+
+def make(path: Path) -> None:
+    """Compile to `path`; nothing is seen there before it loads. Raises NotPossible."""
+    if not sys.platform.startswith("linux"):
+        raise NotPossible("it is made on Linux only")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        command = [*_compiler(), *FLAGS, str(native.SOURCE), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NotPossible(f"the C compiler fails: {_last_line(done.stderr)}")
+        try:
+            native.open_library(made)
+        except OSError as error:
+            raise NotPossible(f"it does not load: {error}") from error
+        made.rename(path)
+
+
+def _compiler() -> list[str]:
+    """The C compiler that this Python was built with, or cc."""
+    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    for each in (command, ["cc"], ["gcc"]):
+        if shutil.which(each[0]):
+            return each
+    raise NotPossible("there is no C compiler")
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""For tests of the compiled loop: make it, and put something in the place of its system calls."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from file_store_helpers import ROOT, environment
+
+from hw.storage import native
+
+CALL = ctypes.CFUNCTYPE(
+    ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64,
+    use_errno=True,
+)  # fmt: skip
+
+Act = Callable[..., int]
+"""`act(real, fd, address, size, position)`: a byte count, or -errno. `real` is what it is for."""
+
+
+def compile_to(folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run the script."""
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts/compile_loop.py", "--folder", folder],
+        env=environment() | changes,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@cache
+def compiled_loop(folder: Path) -> ctypes.CDLL:
+    """The library, made in `folder`; the test is skipped where there is no compiler."""
+    done = compile_to(folder)
+    if "there is no C compiler" in done.stdout:
+        pytest.skip("there is no C compiler")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return native.open_library(native.library_path(folder))
+
+
+def replace_calls(patch: pytest.MonkeyPatch, acts: dict[str, Act]) -> None:
+    """`acts` by "reading" and "writing" take the place of `pread` and `pwrite`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    calls, kept = {}, []
+    for verb, act in acts.items():
+        real = CALL(({"reading": "pread", "writing": "pwrite"}[verb], libc))
+
+        def call(*arguments: int, act=act, real=real) -> int:
+            result = act(real, *arguments)
+            if result < 0:
+                ctypes.set_errno(-result)
+            return max(result, -1)
+
+        kept.append(CALL(call))
+        calls[verb] = ctypes.cast(kept[-1], ctypes.c_void_p).value or 0
+    patch.setattr(native._Direction, "calls", calls)
+    # As long as the calls may be made: a thread may still be in one when they are undone.
+    _alive.extend(kept)
+
+
+_alive: list[object] = []

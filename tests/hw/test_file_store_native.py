@@ -1,0 +1,343 @@
+"""The transport in C keeps the store's contract, faults and bounds of threads included."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_file_store_contract as contract
+from file_store_helpers import content, fill, runs
+from native_calls import compile_to, compiled_loop, replace_calls
+
+from hicache.errors import TransferError
+from hw.storage import native
+from hw.storage.file_store import FileStore
+from hw.storage.host import HostBuffer
+
+PAGE = contract.ALIGNED
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> ctypes.CDLL:
+    """The library, made anew."""
+    return compiled_loop(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture
+def use_it(compiled, monkeypatch) -> None:
+    """File stores that are opened from now on take it."""
+    monkeypatch.setattr("hw.storage.file_store.library", lambda: compiled)
+
+
+@pytest.fixture
+def instead(monkeypatch):
+    """`instead(act)`: `act` takes the place of every call."""
+    return lambda act: replace_calls(monkeypatch, dict.fromkeys(("reading", "writing"), act))
+
+
+class Faults:
+    """Faults below the C, for the contract."""
+
+    BIT = 0
+
+    @pytest.fixture(autouse=True)
+    def in_c(self, use_it) -> None:
+        pass
+
+    @pytest.fixture
+    def shorten(self, instead):
+        def start(blocks: int):
+            most = blocks * 4096 if self.BIT else blocks * 1000 + 24
+            cut: list[int] = []
+
+            def act(real, fd, address, size, position) -> int:
+                if size <= most + self.BIT:
+                    return real(fd, address, size, position)
+                cut.append(size)
+                return real(fd, address, most, position) + self.BIT
+
+            instead(act)
+            return lambda: cut
+
+        return start
+
+    @pytest.fixture
+    def break_one(self, instead):
+        left, lock = [-1], threading.Lock()
+
+        def act(real, fd, address, size, position) -> int:
+            with lock:
+                left[0] -= 1
+                broken = left[0] == -1
+            return -5 if broken else real(fd, address, size, position)
+
+        instead(act)
+
+        def start(nth: int) -> None:
+            left[0] = nth
+
+        return start
+
+    def test_it_says_what_it_is(self, tmp_path):
+        store = self.open(tmp_path, 2, HostBuffer(2, PAGE))  # type: ignore[attr-defined]
+        writers = 4 if self.BIT else 1
+        assert f"compiled: 4 threads for reading, {writers} for writing" in store.describe()
+        store.close()
+
+
+class TestNative(Faults, contract.StoreContract):
+    backend = "pread"
+
+
+class TestNativeDirect(Faults, contract.TestDirect):
+    """With a whole block and a bit, as at the end of a file: the bit is asked for again."""
+
+    BIT = 100
+
+
+def open_store(folder: Path, pages: int, workers: int = 4) -> tuple[FileStore, HostBuffer]:
+    host = HostBuffer(2 * pages, PAGE)
+    fill(host)
+    return FileStore(folder, pages, PAGE, host, workers=workers), host
+
+
+def test_an_interrupted_call_is_made_again(tmp_path, use_it, instead):
+    store, host = open_store(tmp_path, 8)
+    refused: list[int] = []
+
+    def act(real, fd, address, size, position) -> int:
+        if position not in refused:
+            refused.append(position)
+            return -4
+        return real(fd, address, size, position)
+
+    instead(act)
+    pages = content(host)[:8]
+    places = runs(range(0, 16, 2))
+    store.write(((0, 8),), ((0, 8),))
+    store.read(runs(range(8)), places)
+    assert content(host)[0:16:2] == pages
+    assert len(refused) >= 8
+    store.close()
+
+
+def test_after_a_failure_no_further_request_begins_and_the_first_one_is_raised(
+    tmp_path, use_it, instead
+):
+    store, _ = open_store(tmp_path, 200)
+    store.write(((0, 200),), ((0, 200),))
+    begun, under_way = [], [0]
+
+    def act(real, fd, address, size, position) -> int:
+        begun.append(position)
+        under_way[0] += 1
+        time.sleep(0.002 if position else 0.02)
+        under_way[0] -= 1
+        return -5 if position == 10 * PAGE else real(fd, address, size, position)
+
+    instead(act)
+    order = [0, 10, *[page for page in range(2, 200, 2) if page != 10]]
+    with pytest.raises(TransferError, match=r"reading slot 10 .*\(EIO\)"):
+        store.read(runs(order), runs(range(200, 400, 2))[: len(order)])
+    assert under_way == [0], "a request is still under way"
+    assert len(begun) < 20
+    store.close()
+
+
+def test_of_several_failures_the_first_is_raised(tmp_path, use_it, instead):
+    store, _ = open_store(tmp_path, 8)
+    together = threading.Barrier(4)
+
+    def act(real, fd, address, size, position) -> int:
+        together.wait(20)
+        if position:
+            time.sleep(0.05)
+        return -28 if position else -5
+
+    instead(act)
+    with pytest.raises(TransferError, match=r"reading slot 0 .*\(EIO\)"):
+        store.read(runs(range(0, 8, 2)), runs(range(0, 8, 2)))
+    store.close()
+
+
+@pytest.mark.parametrize("callers", [1, 3])
+def test_threads_are_bounded_and_end_with_their_operation(tmp_path, use_it, instead, callers):
+    store, _ = open_store(tmp_path, 60, workers=4)
+    store.write(((0, 60),), ((0, 60),))
+    lock, inside, most, who = threading.Lock(), [0], [0], set()
+
+    def act(real, fd, address, size, position) -> int:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            who.add(threading.get_native_id())
+        time.sleep(0.002)
+        with lock:
+            inside[0] -= 1
+        return real(fd, address, size, position)
+
+    instead(act)
+    before = len(os.listdir("/proc/self/task"))
+
+    def read() -> None:
+        for _ in range(3):
+            store.read(runs(range(0, 60, 2)), runs(range(60, 120, 2)))
+
+    threads = [threading.Thread(target=read) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 2 <= most[0] <= 3 + callers
+    assert len(who) > callers
+    for _ in range(100):  # a thread that was joined may be listed a moment longer
+        if len(os.listdir("/proc/self/task")) <= before:
+            break
+        time.sleep(0.01)
+    assert len(os.listdir("/proc/self/task")) <= before
+    store.close()
+
+
+def test_one_request_takes_no_thread(tmp_path, use_it, instead):
+    store, _ = open_store(tmp_path, 4)
+    who = []
+
+    def act(real, fd, address, size, position) -> int:
+        who.append(threading.get_native_id())
+        return real(fd, address, size, position)
+
+    instead(act)
+    store.write(((0, 1),), ((2, 1),))
+    store.read(((2, 1),), ((1, 1),))
+    assert who == [threading.get_native_id()] * 2
+    store.close()
+
+
+def test_a_part_is_read_while_the_next_is_planned(tmp_path, use_it, instead):
+    store, host = open_store(tmp_path, 16)
+    store.write(((0, 16),), ((0, 16),))
+    pages, read = content(host), threading.Event()
+
+    def act(real, fd, address, size, position) -> int:
+        read.set()
+        return real(fd, address, size, position)
+
+    instead(act)
+    rows = [[slot * PAGE, (16 + slot) * PAGE, PAGE] for slot in range(16)]
+
+    def parts() -> Iterator[np.ndarray]:
+        yield np.array(rows[:4])
+        assert read.wait(20), "nobody began with the first part"
+        yield np.empty((0, 3), np.int64)
+        yield np.array(rows[4:], order="F")
+
+    assert store._transport is not None
+    store._transport.read(parts())
+    assert content(host)[16:] == pages[:16]
+    store.close()
+
+
+def test_a_part_that_cannot_be_planned_is_raised_when_nothing_is_under_way(
+    tmp_path, use_it, instead
+):
+    store, _ = open_store(tmp_path, 16)
+    store.write(((0, 16),), ((0, 16),))
+    under_way, all_begun, begun = [0], [], threading.Event()
+
+    def act(real, fd, address, size, position) -> int:
+        under_way[0] += 1
+        all_begun.append(position)
+        begun.set()
+        time.sleep(0.02)
+        under_way[0] -= 1
+        return real(fd, address, size, position)
+
+    instead(act)
+
+    def parts() -> Iterator[np.ndarray]:
+        yield np.array([[slot * PAGE, (16 + slot) * PAGE, PAGE] for slot in range(16)])
+        assert begun.wait(20)
+        raise LookupError("no plan")
+
+    assert store._transport is not None
+    with pytest.raises(LookupError, match="no plan"):
+        store._transport.read(parts())
+    assert under_way == [0]
+    assert len(all_begun) <= 8, "requests began after planning had failed"
+    store.close()
+
+
+def test_thousands_of_small_pages_by_many_threads(tmp_path, use_it):
+    page_bytes, slots = 512, 20_000
+    host = HostBuffer(2 * slots, page_bytes)
+    words = np.frombuffer(host.view(0, slots), np.int64).reshape(slots, -1)
+    words[:] = np.arange(slots)[:, None]
+    store = FileStore(tmp_path, slots, page_bytes, host, workers=16)
+    seed = random.Random(5)
+    for _ in range(3):
+        order = seed.sample(range(slots), slots)
+        store.write(((0, slots),), tuple((slot, 1) for slot in order))
+        store.read(tuple((slot, 1) for slot in order), ((slots, slots),))
+        assert host.view(slots, slots) == host.view(0, slots)
+        host.view(slots, slots)[:] = bytes(slots * page_bytes)
+    store.close()
+
+
+def test_auto_is_pread_at_every_size_where_its_threads_are_compiled(tmp_path, use_it):
+    for page_bytes in (4096, 2 << 20):
+        host = HostBuffer(1, page_bytes)
+        store = FileStore(tmp_path, 1, page_bytes, host, backend="auto", workers=2)
+        assert store.backend == "pread"
+        store.close()
+
+
+def test_the_library_is_made_once_and_again_for_another_source(compiled, tmp_path, monkeypatch):
+    folder = tmp_path / "a" / "b"
+    assert "loop for L3 files: made" in compile_to(folder).stdout
+    assert "up to date" in compile_to(folder).stdout
+    (path,) = folder.iterdir()
+    assert path == native.library_path(folder)
+    changed = tmp_path / "loop.c"
+    changed.write_text(native.SOURCE.read_text() + "\n")
+    monkeypatch.setattr(native, "SOURCE", changed)
+    assert not native.library_path(folder).exists()
+
+
+def test_without_a_compiler_that_works_one_line_says_so(tmp_path):
+    compiler = tmp_path / "broken-cc"
+    compiler.write_text("#!/bin/sh\necho 'error: broken' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    done = compile_to(tmp_path / "made", CC=str(compiler))
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "No compiled loop for L3 files: the C compiler fails: error: broken. Small pages are read "
+        "more slowly."
+    ]
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_it_is_used_where_it_is_and_never_in_the_way(compiled, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "loop.so"
+    monkeypatch.setattr(native, "library_path", lambda: path)
+    monkeypatch.setenv("HICACHE_COMPILED", "1")
+    asked = native.library.__wrapped__
+    assert asked() is None
+    path.write_bytes(b"no library")
+    assert asked() is None
+    assert capsys.readouterr().err.count("the compiled loop does not load") == 1
+    path.write_bytes(Path(compiled._name).read_bytes())
+    monkeypatch.setenv("HICACHE_COMPILED", "0")
+    assert asked() is None
+    monkeypatch.delenv("HICACHE_COMPILED")
+    # A file that once failed to load may be remembered as such: another name is another file.
+    fresh = path.rename(tmp_path / "fresh.so")
+    monkeypatch.setattr(native, "library_path", lambda: fresh)
+    assert asked() is not None
