@@ -131,7 +131,8 @@ class Arrival:
             parent = current.parent
             assert parent is not None
             if not held:
-                parent.kids[tier] += 1
+                kids = parent.kids
+                kids[tier] = kids[tier] + 1
             if owner.notes:  # whoever had it loaded into L1 will count its hit
                 owner.arrived(current, count, 0 if tier else 1)
             current = parent

@@ -80,7 +80,7 @@ class DecodeSteps:
             pages = taken
         requests: tuple[int, ...] = ()
         if tree.named:
-            requests = tuple(run.request.number for run in batch)
+            requests = batch.requests
             batch.share_out(steps, pages)
         self._burst_start_ns = self._env._now
         self._burst = self.lanes.submit(Decode(batch.size, batch.context_tokens, steps, requests))

@@ -11,6 +11,7 @@ before all that it rests on was there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
@@ -107,8 +108,13 @@ class DecodeBatch:
         self._finish_sum = 0
         self._residues = [0] * page_size_tokens
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Running]:
         return iter(self._runs.values())
+
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """The numbers of all requests, in the order in which they joined."""
+        return tuple([run.request.number for run in self._runs.values()])
 
     @property
     def context_tokens(self) -> int:
@@ -164,17 +170,19 @@ class DecodeBatch:
         if not pages:
             return
         page = self._page
-        for run in self:
-            kv_tokens = self.kv_tokens(run)
+        done = self.steps
+        for run in self._runs.values():
+            kv_tokens = run.decode_offset + done
             more = -(-(kv_tokens + steps) // page) - -(-kv_tokens // page)
-            mine, pages = cut(pages, more)
-            run.private_pages = join(run.private_pages, mine)
+            if more:
+                mine, pages = cut(pages, more)
+                run.private_pages = join(run.private_pages, mine)
         assert not pages, "more pages than the batch fills"
 
     def take_back(self, steps: int) -> PageRuns:
         """Named pages: those that were shared out and that `steps` tokens do not fill."""
         rest: PageRuns = ()
-        for run in self:
+        for run in self._runs.values():
             keeps = -(-(self.kv_tokens(run) + steps) // self._page) - run.held
             run.private_pages, spare = cut(run.private_pages, keeps)
             rest = join(rest, spare)

@@ -300,8 +300,8 @@ class Tier:
             return
         parent = node.parent
         assert parent is not None
-        parent.kids[index] -= 1
-        if not parent.kids[index] and not parent.pins[index] and parent.resident[index]:
+        parent.kids[index] = kids = parent.kids[index] - 1
+        if not kids and not parent.pins[index] and parent.resident[index]:
             self.offer(parent)
         if not node.children and leaving is None:
             prune(node)

@@ -120,9 +120,10 @@ class TreePaths:
         current: Node | None = node
         while current is not None:
             pins = current.pins
-            if not pins[tier]:
+            users = pins[tier]
+            if not users:
                 owner.evictable -= current.resident[tier]
-            pins[tier] += 1
+            pins[tier] = users + 1
             current = current.parent
 
     def unpin(self, node: Node, tier: int) -> None:
@@ -132,9 +133,9 @@ class TreePaths:
         while current is not None:
             parent = current.parent
             pins = current.pins
-            pins[tier] -= 1
-            assert pins[tier] >= 0, f"{current} unpinned more often than pinned"
-            if not pins[tier]:
+            pins[tier] = users = pins[tier] - 1
+            assert users >= 0, f"{current} unpinned more often than pinned"
+            if not users:
                 held = current.resident[tier]
                 if held:
                     owner.evictable += held
@@ -152,9 +153,10 @@ class TreePaths:
         current = new
         while current is not old:
             pins = current.pins
-            if not pins[tier]:
+            users = pins[tier]
+            if not users:
                 owner.evictable -= current.resident[tier]
-            pins[tier] += 1
+            pins[tier] = users + 1
             assert current.parent is not None, f"{new} is not below {old}"
             current = current.parent
 

@@ -12,10 +12,13 @@ that no page is read and written at once.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from hicache.operations import Operation, PageRuns
+from hw.jobs import Control
+
+__all__ = ["Control", "Device", "Step", "Steps", "Timing"]
 
 
 class Timing(NamedTuple):
@@ -33,38 +36,6 @@ class Timing(NamedTuple):
     step_ends_ns: tuple[int, ...] = ()
 
 
-class Control:
-    """What is asked of an operation under way, and its signs of life. Thread-safe.
-
-    `number`: the operation's place in the order of submissions, by which others name it.
-    """
-
-    __slots__ = ("_beat_ns", "_ending", "number")
-
-    def __init__(self, number: int = -1) -> None:
-        self.number = number
-        self._ending = False
-        self._beat_ns = 0
-
-    def end(self) -> None:
-        """A decode burst is to end at its next step boundary."""
-        self._ending = True
-
-    @property
-    def ending(self) -> bool:
-        """Whether that was asked for; to be looked at between steps."""
-        return self._ending
-
-    def beat(self) -> None:
-        """The device got on (a decode step is done): its watchdog counts anew from here."""
-        self._beat_ns = time.monotonic_ns()
-
-    @property
-    def beat_ns(self) -> int:
-        """When it last got on, in `time.monotonic_ns()`; 0: it has not said so yet."""
-        return self._beat_ns
-
-
 class Step(NamedTuple):
     """A request's part of a GPU step, as a device that computes needs it.
 
@@ -78,6 +49,10 @@ class Step(NamedTuple):
     past_tokens: int
     tokens: object
     pages: PageRuns
+
+
+# A device gets Steps; where a function stands for them, the worker calls it first.
+Steps = tuple[Step, ...] | Callable[[], tuple[Step, ...]]
 
 
 class Device(Protocol):

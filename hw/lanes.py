@@ -14,9 +14,9 @@ from typing import Protocol
 from hicache.errors import DeviceError
 from hicache.kernel import Pending
 from hicache.operations import Completion
+from hw.jobs import Job
 from hw.live import LiveEnvironment
 from hw.submission import Put, StepsOf, Submissions
-from hw.workers import Job
 
 
 class LoadBook(Protocol):
@@ -28,7 +28,7 @@ class LoadBook(Protocol):
 class Queue(Protocol):
     """Where jobs go; `hw.workers.WorkQueue` in a real run."""
 
-    def put(self, job: Job) -> None: ...
+    def put(self, job: Job, /) -> object: ...
     def stop(self) -> None: ...
     def join(self) -> None: ...
     def close(self) -> None: ...

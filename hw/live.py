@@ -119,10 +119,11 @@ def run_live(env: LiveEnvironment, *lanes: Halts, interrupt: Interrupt | None = 
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(min(before_s, SWITCH_INTERVAL_S))
     env.pump.begin_turn()
+    step = env.step
     try:
         with interrupt or Interrupt(env.machine):
             while True:
-                env.step()
+                step()
     except EmptySchedule:
         return True
     except KeyboardInterrupt:

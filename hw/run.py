@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -23,6 +24,7 @@ from hicache.ports import Lanes
 from hicache.record import Recorder
 from hicache.requests import Request
 from hw.assembly import Assembly, DeviceName, Told
+from hw.core import own_core
 from hw.interrupt import Interrupt
 from hw.journal import RECORD, Journal
 from hw.lanes import LiveLanes
@@ -89,7 +91,8 @@ class LiveRun:
             self.engine.serve(
                 interrupt.reading(self._requests()), self.load, reads_ahead=reads_ahead
             )
-            self.interrupted = not run_live(self.env, self.lanes, interrupt=interrupt)
+            with own_core() if self.scenario.hw.waiting == "poll" else nullcontext():
+                self.interrupted = not run_live(self.env, self.lanes, interrupt=interrupt)
         except BaseException as error:
             self.interrupted = True
             self.notes.append(f"broke_off: the run ended early: {error}")

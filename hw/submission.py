@@ -18,9 +18,9 @@ from typing import Any, final
 from hicache.errors import DeviceError
 from hicache.kernel import Pending
 from hicache.operations import Completion, Copy, Decode, Lookup, Operation
-from hw.device import Control
+from hw.device import Steps
+from hw.jobs import Control, Job
 from hw.pump import Pump
-from hw.workers import Job, Steps
 
 StepsOf = Callable[[Operation], Steps]
 Put = Callable[[Job], object]

@@ -19,28 +19,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from hicache.errors import DeviceError, TransferError
-from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Decode, Lookup, Operation
-from hw.device import Control, Device, Step, Timing
+from hicache.operations import Copy, Decode, Lookup, Operation
+from hw.device import Device, Timing
+from hw.jobs import Job
 from hw.machine import Report, ThreadMachine
 
 JOIN_EVERY_S = 0.1
-
-
-# A device gets Steps; where a function stands for them, the worker calls it first.
-Steps = tuple[Step, ...] | Callable[[], tuple[Step, ...]]
-
-
-class Job(NamedTuple):
-    """One operation on its way to a device."""
-
-    pending: Pending[Completion]
-    operation: Operation
-    control: Control
-    steps: Steps = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +74,9 @@ class WorkQueue:
         self._machine = machine
         self._patience = patience or Patience()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        # Queue a job; the machine gets its Report once it is over. After `stop` nobody takes it.
+        # An attribute, not a method: without a call in between, since the operation waits for it.
+        self.put: Callable[[Job], object] = self._jobs.put
         self._stopping = False
         self._broken = False
         self._closed = False
@@ -113,12 +102,6 @@ class WorkQueue:
     def stuck(self) -> bool:
         """Whether a worker is inside a device that no longer answers, and may still write."""
         return bool(self._given_up)
-
-    def put(self, job: Job) -> None:
-        """Queue `job`; the machine gets its Report once it is over. After `stop` nobody takes
-        it.
-        """
-        self._jobs.put(job)
 
     def check(self) -> None:
         """Raises DeviceError, once for each worker, when a job takes longer than it may."""

@@ -8,10 +8,14 @@ take and need no Python meanwhile, so that what is measured is the engine. Targe
 the same run:
 
 * CPU time of the engine's thread for each operation, from the completion (or timer, or operation)
-  before it until it is with its queue (target: 50 us);
-* all of its CPU time outside waiting, for each operation: also what it does once the operations of
-  a turn are under way, such as the record's lines;
-* from the start of a turn to each submission, as p50, p99 and largest;
+  before it until it is with its queue, as a mean (target: 50 us). One look at the thread's
+  clock for each operation and turn is in it; waiting, and waking up from it, are
+  not. Nothing else of this benchmark is: it is a run of its own;
+* the same in a second run with a probe around each submission, which costs a few microseconds
+  itself: the mean there, and p50, p99 and largest of each operation's own share; and of the time
+  from the start of its turn;
+* all of the thread's CPU time outside waiting, for each operation: also what it does once the
+  operations of a turn are under way, such as the record's lines; and with waiting and waking up;
 * the same record replayed in plain SimPy: the engine without clock, inbox and threads; and once
   more with a sleep before each instant, as a live run has them: what cold caches cost;
 * from a device's finish to the engine's first look at it, against a bare hand-over between two
@@ -32,6 +36,7 @@ import statistics
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
@@ -49,6 +54,7 @@ from hicache.options import EngineOptions, RestoreOptions
 from hicache.record import Record, Recorder, ReplayLanes
 from hicache.requests import Request
 from hw import live
+from hw.core import own_core
 from hw.device import Control, Step, Timing
 from hw.lanes import LiveLanes
 from hw.live import LiveEnvironment, run_live
@@ -128,16 +134,27 @@ def requests(number: int) -> list[Request]:
 
 
 class Probe:
-    """Lanes that note the CPU time from the start of a turn to each submission."""
+    """Lanes that note the CPU time to each submission: from the start of its turn, and from the
+    submission before it in the same turn, if there is one.
+    """
 
     def __init__(self, env: LiveEnvironment, inner: LiveLanes) -> None:
         self._env, self._inner = env, inner
+        self._before_us = 0.0
         self.us: list[float] = []
+        self.own_us: list[float] = []
+        env.at_turns_end(self._new_turn)
 
     def submit(self, operation: Operation):
         pending = self._inner.submit(operation)
-        self.us.append(self._env.pump.submission_ns / 1e3)
+        us = self._env.pump.submission_ns / 1e3
+        self.us.append(us)
+        self.own_us.append(us - self._before_us)
+        self._before_us = us
         return pending
+
+    def _new_turn(self) -> None:
+        self._before_us = 0.0
 
     def end_burst(self, pending) -> None:
         self._inner.end_burst(pending)
@@ -155,57 +172,81 @@ def counts(engine: Engine) -> dict[str, object]:
     }
 
 
+class Live:
+    """One live run, over with its end; its record must repeat its counts."""
+
+    def __init__(self, number: int, waiting: Waiting, around: type[Probe] | None) -> None:
+        """`around`: what the lanes are put into, if anything."""
+        machine = ThreadMachine(waiting=waiting)
+        self.env = env = LiveEnvironment(machine)
+        queues = {
+            name: WorkQueue(name, [Waits(name)] * (4 if name in ("s2h", "h2s") else 1), machine)
+            for name in ("gpu", "h2d", "d2h", "s2h", "h2s")
+        }
+        steps_of = StepsOf(TokenBook(PAGE, VOCABULARY).tokens)
+        lanes = LiveLanes(env, queues, steps_of)
+        self.probe = None if around is None else around(env, lanes)
+        lines: list[str] = []
+        recorder = Recorder(env, self.probe or lanes, lines.append)
+        env.at_turns_end(recorder.put_off())
+        engine = steps_of.engine = Engine(env, recorder, OPTIONS)
+        engine.serve(requests(number))
+        gc.disable()
+        with own_core() if waiting == "poll" else nullcontext():
+            before_ns = time.thread_time_ns()
+            assert run_live(env, lanes)
+            self.thread_ns = time.thread_time_ns() - before_ns
+        gc.enable()
+        self.wall_s = machine.now_ns() / 1e9
+        recorder.close()
+        lanes.close()
+        engine.check_integrity()
+        assert engine.metrics.requests == number
+        self.record = Record(lines)
+        again, self.replay_ns = replayed(self.record, number, without_pauses)
+        assert counts(again) == counts(engine), "the record does not repeat the run"
+
+
 def engine_part(number: int, waiting: Waiting) -> dict[str, object]:
-    """The engine live and replayed."""
-    machine = ThreadMachine(waiting=waiting)
-    env = LiveEnvironment(machine)
-    queues = {
-        name: WorkQueue(name, [Waits(name)] * (4 if name in ("s2h", "h2s") else 1), machine)
-        for name in ("gpu", "h2d", "d2h", "s2h", "h2s")
-    }
-    steps_of = StepsOf(TokenBook(PAGE, VOCABULARY).tokens)
-    lanes = LiveLanes(env, queues, steps_of)
-    probe = Probe(env, lanes)
-    lines: list[str] = []
-    recorder = Recorder(env, probe, lines.append)
-    env.at_turns_end(recorder.put_off())
-    engine = steps_of.engine = Engine(env, recorder, OPTIONS)
-    engine.serve(requests(number))
-    gc.disable()
-    assert run_live(env, lanes)
-    gc.enable()
-    wall_s = machine.now_ns() / 1e9
-    recorder.close()
-    lanes.close()
-    engine.check_integrity()
-    assert engine.metrics.requests == number
-
-    record = Record(lines)
-    again, replay_ns = replayed(record, number, without_pauses)
-    assert counts(again) == counts(engine), "the record does not repeat the run"
-    _, paused_ns = replayed(record, number, with_pauses)
-
+    """The engine live, live with a probe, and replayed."""
+    run = Live(number, waiting, None)
+    probed = Live(number, waiting, Probe)
+    assert probed.probe is not None
+    _, paused_ns = replayed(run.record, number, with_pauses)
     kinds: dict[str, int] = {}
-    for entry in record.endings.values():
+    for entry in run.record.endings.values():
         kind = entry[2].direction if isinstance(entry[2], Copy) else type(entry[2]).__name__
         kinds[kind] = kinds.get(kind, 0) + 1
     assert set(kinds) == {"Prefill", "Decode", "d2h", "h2d", "h2s", "s2h"}, kinds
+    env, operations = run.env, run.env.operations
     return {
         "requests": number,
-        "wall_s": round(wall_s, 2),
-        "operations": env.operations,
+        "wall_s": round(run.wall_s, 2),
+        "operations": operations,
         "operations_by_kind": kinds,
         "compiled": compiled.in_use(),
         "waiting": waiting,
         "submission_us_per_operation": round(env.submission_ns_per_operation / 1e3, 1),
+        "with_probe_us_per_operation": round(probed.env.submission_ns_per_operation / 1e3, 1),
+        "own_share_us": spread(probed.probe.own_us),
         "engine_us_per_operation": round(env.engine_ns_per_operation / 1e3, 1),
-        "to_submission_us": spread(probe.us),
+        "thread_us_per_operation": round(run.thread_ns / 1e3 / operations, 1),
+        "clock_us": clock_us(),
+        "to_submission_us": spread(probed.probe.us),
         "longest_turn_us": round(env.pump.longest_turn_ns / 1e3, 1),
-        "engine_share_of_wall": round(env.pump.engine_ns / 1e9 / wall_s, 4),
-        "replay_us_per_operation": round(replay_ns / 1e3 / env.operations, 1),
-        "replay_with_pauses_us_per_operation": round(paused_ns / 1e3 / env.operations, 1),
+        "engine_share_of_wall": round(env.pump.engine_ns / 1e9 / run.wall_s, 4),
+        "replay_us_per_operation": round(run.replay_ns / 1e3 / operations, 1),
+        "replay_with_pauses_us_per_operation": round(paused_ns / 1e3 / operations, 1),
         "record_repeats": True,
     }
+
+
+def clock_us() -> float:
+    """us for one look at the thread's clock, in a loop."""
+    before = time.thread_time_ns()
+    for _ in range(1000):
+        time.thread_time_ns()
+    return round((time.thread_time_ns() - before) / 1e6, 2)
 
 
 def replayed(record: Record, number: int, run) -> tuple[Engine, int]:
@@ -351,12 +392,16 @@ def main() -> int:
     print(f"a loop of a million additions, ms  {found['python_loop_ms']:8.1f}")
     engine = "compiled" if run["compiled"] else "interpreted"
     print(f"to a submission, CPU us            {cost:8.1f}   target {TARGET_US:.0f} ({engine})")
+    print(f"  with a probe around each         {run['with_probe_us_per_operation']:8.1f}")
+    print(f"  one look at the thread's clock   {run['clock_us']:8.2f}")
     print(f"all of the engine, CPU us          {run['engine_us_per_operation']:8.1f}")
+    print(f"  with waiting and waking up       {run['thread_us_per_operation']:8.1f}")
     print(f"  replayed in plain SimPy          {run['replay_us_per_operation']:8.1f}")
     print(f"  the same, sleeping in between    {run['replay_with_pauses_us_per_operation']:8.1f}")
     print(f"  live kernel without an engine    {found['kernel_us_per_operation']:8.1f}")
     print(f"  longest turn                     {run['longest_turn_us']:8.1f}")
     rows = {
+        "an operation's own share, CPU us": run["own_share_us"],
         "start of turn to submission, CPU us": run["to_submission_us"],
         "bare hand-over between threads, us": found["handover_floor_us"],
         "finish to the engine's look, us": found["notice_us"]["alone"],

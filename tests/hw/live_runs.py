@@ -38,10 +38,11 @@ from hicache.ports import Lanes  # noqa: E402
 from hicache.record import Record, Recorder, ReplayLanes  # noqa: E402
 from hw.device import Control, Step, Timing  # noqa: E402
 from hw.faulty import FaultyLanes  # noqa: E402
+from hw.jobs import Job  # noqa: E402
 from hw.lanes import LiveLanes  # noqa: E402
 from hw.live import LiveEnvironment, run_live  # noqa: E402
 from hw.machine import Entry, Report, ThreadMachine  # noqa: E402
-from hw.workers import Job, Patience, WorkQueue  # noqa: E402
+from hw.workers import Patience, WorkQueue  # noqa: E402
 
 QUEUES = ("gpu", "h2d", "d2h", "s2h", "h2s", "lookup")
 
