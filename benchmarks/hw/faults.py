@@ -214,7 +214,7 @@ def main() -> int:
     parser.add_argument("--model", default="Qwen3-8B", help="whose pages; a name or a config.json")
     parser.add_argument("--page", type=int, default=64, help="tokens of a page")
     parser.add_argument("--clients", type=int, default=12)
-    parser.add_argument("--pages", type=int, default=60, help="of L1 and of L2")
+    parser.add_argument("--pages", type=int, default=40, help="of L1 and of L2")
     parser.add_argument("--out", help="a JSON file")
     given = parser.parse_args()
     began_s = time.monotonic()

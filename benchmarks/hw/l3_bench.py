@@ -22,8 +22,10 @@ from l3_fio import Fio, Setting
 from l3_loop import Loop
 
 from hicache.errors import InputError
+from hw.pinned import PinnedMemory
 from hw.storage.file_store import Backend, FileStore
-from hw.storage.host import HostBuffer, HostMemory
+from hw.storage.host import HostMemory
+from hw.transfers.driver import Driver
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 KV_PAGE = 144 * KIB  # one token of Qwen3-8B in bf16
@@ -48,20 +50,18 @@ class Pinned:
 
 
 def memory(size: int) -> tuple[Pinned, str]:
-    """`size` bytes and what they are; every byte touched."""
+    """`size` bytes as L2 has them, and what they are; every byte touched."""
+    driver, kind = None, "not pinned"
     try:
         import torch
     except ImportError:
         torch = None
     if torch is not None and torch.cuda.is_available():
-        tensor = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        made = Pinned(tensor, tensor.data_ptr(), memoryview(tensor.numpy()))
-        kind = f"pinned, {torch.cuda.get_device_name()}"
-    else:
-        buffer = HostBuffer(1, size)
-        made, kind = Pinned(buffer, buffer.address, buffer.view(0, 1)), "not pinned"
-    ctypes.memset(made.address, 1, size)
-    return made, kind
+        driver, kind = Driver(0), f"pinned, {torch.cuda.get_device_name()}"
+    memory = PinnedMemory(size, driver)
+    view = memoryview((ctypes.c_char * size).from_address(memory.address)).cast("B")
+    ctypes.memset(memory.address, 1, size)
+    return Pinned(memory, memory.address, view), kind
 
 
 class Row(NamedTuple):

@@ -96,19 +96,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def with_one(self, target: int, source: int, size: int) -> Batch:
-        """These copies behind another one."""
-        return Batch(
-            *(
-                array("q", [one]) + many
-                if isinstance(many, array)
-                else np.concatenate((np.array([one], many.dtype), many))
-                for one, many in (
-                    (target, self.targets), (source, self.sources), (size, self.sizes)
-                )
-            )
-        )  # fmt: skip
-
     def addresses(self, first: int) -> tuple[int, int, int]:
         """Where the arrays' entries from `first` on lie."""
         targets, sources, sizes = self._at
@@ -160,12 +147,6 @@ class CudaQueue:
 
     def upload(self, *lists: np.ndarray) -> list[Listed]:
         """Lists of one length for work of this queue to read, until the next upload."""
-        listed, copy = self.lay_out(*lists)
-        self.copy(*copy)
-        return listed
-
-    def lay_out(self, *lists: np.ndarray) -> tuple[list[Listed], tuple[int, int, int]]:
-        """`upload` but for the copy, which is the caller's: its target, its source, its bytes."""
         count = len(lists[0])
         size = count * len(lists)
         if self._listed is None or len(self._listed[1]) < size:
@@ -179,11 +160,11 @@ class CudaQueue:
         for place, each in enumerate(lists):
             numbers[place * count : (place + 1) * count] = each
         at = there.data_ptr()
-        listed = [
+        self.copy(at, pinned.data_ptr(), 4 * size)
+        return [
             Listed(there, place * count, count, at + 4 * place * count)
             for place in range(len(lists))
         ]
-        return listed, (at, pinned.data_ptr(), 4 * size)
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         """Enqueue one copy."""
@@ -256,7 +237,6 @@ class HostQueue:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._begin_ns = 0
-        self._laid_out = np.empty(0, np.int32)
 
     def after_caller(self) -> None:
         """The caller has done its work already."""
@@ -267,22 +247,8 @@ class HostQueue:
         yield
 
     def upload(self, *lists: np.ndarray) -> list[Listed]:
-        """Lists, for work of this queue to read."""
-        listed, copy = self.lay_out(*lists)
-        self.copy(*copy)
-        return listed
-
-    def lay_out(self, *lists: np.ndarray) -> tuple[list[Listed], tuple[int, int, int]]:
-        """`upload` but for the copy: its target, its source (until the next time), its bytes."""
-        count = len(lists[0])
-        self._laid_out = np.concatenate(lists).astype(np.int32)
-        there = torch.empty(len(self._laid_out), dtype=torch.int32)
-        at = there.data_ptr()
-        listed = [
-            Listed(there, place * count, count, at + 4 * place * count)
-            for place in range(len(lists))
-        ]
-        return listed, (at, self._laid_out.ctypes.data, self._laid_out.nbytes)
+        """Lists, each a tensor of its own."""
+        return [Listed.of(torch.from_numpy(each.astype(np.int32))) for each in lists]
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         """Copy."""

@@ -165,17 +165,13 @@ class Staged(TransferBackend):
         return setup_ns
 
     def _load_at_once(self, chunk: Chunk, lists: Lists) -> int:
-        """A load of one chunk: all on the queue, and the list in one batch with the pages."""
+        """A load of one chunk, all on the queue: a mark would take longer than it hides."""
         setup_ns = 0
         if chunk.fragmented:
             setup_ns = self.buffers.prepare_pinned()
             self._copier.copy([(there, page, size) for page, there, size in self._moves(chunk)])
-        (listed,), copy = self.queue.lay_out(lists.arrays().device)
-        if self._has_batches and not chunk.fragmented:
-            send(self.queue, chunk.batch.with_one(*copy))
-        else:
-            self.queue.copy(*copy)
-            setup_ns += self._transfer("h2d", chunk)
+        (listed,) = self.queue.upload(lists.arrays().device)
+        setup_ns += self._transfer("h2d", chunk)
         return setup_ns + self._launch("h2d", chunk, listed, self.queue)
 
     def _mark_of(self, buffer: int) -> Mark:
