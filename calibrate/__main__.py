@@ -45,6 +45,7 @@ def _options(given: list[str]) -> Options:
     parser.add_argument("--budget", type=float, default=usual.budget_s, help="seconds")
     parser.add_argument("--only", action="append", default=[], help=", ".join(PROBES))
     parser.add_argument("--base", default=usual.base, help="profile for what is not measured")
+    parser.add_argument("--into", default=usual.into, help="profile whose parts are renewed")
     parser.add_argument("--name", default=usual.name, help="of the machine")
     parser.add_argument("--host-memory", default="", help="where the system shows less")
     parser.add_argument("--server", default=usual.server, help="URL of an OpenAI-compatible server")
@@ -57,6 +58,7 @@ def _options(given: list[str]) -> Options:
         model=read.model,
         device=read.device,
         base=read.base,
+        into=read.into,
         name=read.name,
         disk=read.disk,
         disk_bytes=size_bytes("--disk-size", read.disk_size),
@@ -67,11 +69,17 @@ def _options(given: list[str]) -> Options:
         only=tuple(read.only),
         journal="fresh" if read.fresh else "resume",
         host_bytes=size_bytes("--host-memory", read.host_memory) if read.host_memory else 0,
-        command=f"python -m calibrate --model {read.model}" + " --thorough" * read.thorough,
+        command=_command(read),
         server=read.server,
         served_model=read.served_model,
         report=read.report,
     )
+
+
+def _command(read: Any) -> str:
+    """What was asked, for the profile; paths of this machine are nobody's business."""
+    words = [f"python -m calibrate --model {read.model}", *(f"--only {each}" for each in read.only)]
+    return " ".join([*words, *["--thorough"] * read.thorough])
 
 
 def _validate(given: list[str]) -> int:

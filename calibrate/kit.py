@@ -25,12 +25,15 @@ Device = Literal["auto", "cuda", "cpu", "none"]
 
 
 class Options(NamedTuple):
-    """What the command line says. `only`: names of PROBES, () for all. `budget_s` 0: the usual."""
+    """What the command line says. `only`: names of PROBES, () for all. `into`: the profile
+    in which only their parts are replaced. `budget_s` 0: the usual.
+    """
 
     out: str
     model: str = "Qwen3-8B"
     device: Device = "auto"
     base: str = "nvidia-h200"
+    into: str = ""
     name: str = ""
     disk: str | None = None
     disk_bytes: int = 4 * GIB

@@ -43,6 +43,13 @@ def calibrate(
     base: Annotated[
         str, typer.Option(help="Profile from which what is not measured here is taken.")
     ] = "nvidia-h200",
+    into: Annotated[
+        str | None,
+        typer.Option(
+            help="Profile that all else is taken from as it is: only what --only names is "
+            "measured anew. For a disk that is another one today."
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of the machine. [the file's]")] = "",
     host_memory: Annotated[
         str, typer.Option(help="Host memory, where the system shows less than there is.")
@@ -65,7 +72,9 @@ def calibrate(
 
     Stopped with Ctrl-C, it writes what is done, and the same command goes on from there.
 
-    Example: hicache calibrate --model Qwen3-8B --disk /mnt/nvme --out mine.json
+    Examples: hicache calibrate --model Qwen3-8B --disk /mnt/nvme --out mine.json
+
+    hicache calibrate --only disk --disk /mnt/nvme --into mine.json --out today.json
     """
     from typing import cast
 
@@ -81,6 +90,7 @@ def calibrate(
         model=model,
         device=cast("Device", device),
         base=base,
+        into=into or "",
         name=name,
         disk=disk,
         disk_bytes=size_bytes("--disk-size", disk_size),
