@@ -40,7 +40,7 @@ def _options(given: list[str]) -> Options:
     parser.add_argument("--disk", help="folder on the disk that L3 will lie on")
     parser.add_argument("--disk-size", default="4GiB", help="of the file made there")
     parser.add_argument("--l3-backend", default=usual.l3_backend, help="as hw.l3_backend")
-    parser.add_argument("--page-size", type=int, default=usual.page_size_tokens)
+    parser.add_argument("--page-size", type=int, action="append", help="tokens; repeatable")
     parser.add_argument("--thorough", action="store_true", help="15 minutes at most, not 3")
     parser.add_argument("--budget", type=float, default=usual.budget_s, help="seconds")
     parser.add_argument("--only", action="append", default=[], help=", ".join(PROBES))
@@ -53,6 +53,7 @@ def _options(given: list[str]) -> Options:
     parser.add_argument("--fresh", action="store_true", help="begin anew")
     parser.add_argument("--report", default=usual.report, help="a page of HTML")
     read: Any = parser.parse_args(given)
+    page_sizes = read.page_size or [usual.page_size_tokens]
     return Options(
         out=read.out,
         model=read.model,
@@ -63,7 +64,8 @@ def _options(given: list[str]) -> Options:
         disk=read.disk,
         disk_bytes=size_bytes("--disk-size", read.disk_size),
         l3_backend=read.l3_backend,
-        page_size_tokens=read.page_size,
+        page_size_tokens=page_sizes[0],
+        other_pages=tuple(page_sizes[1:]),
         effort="thorough" if read.thorough else "quick",
         budget_s=read.budget,
         only=tuple(read.only),

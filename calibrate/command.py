@@ -158,7 +158,7 @@ def identity(options: Options, kit: Kit) -> dict[str, str]:
         "device": options.device,
         "disk": os.path.abspath(options.disk) if options.disk else "",
         "l3_backend": options.l3_backend,
-        "page_size": str(options.page_size_tokens),
+        "page_size": ", ".join(map(str, (options.page_size_tokens, *options.other_pages))),
         "effort": options.effort,
         "server": options.server,
         "served_model": options.served_model,
@@ -195,8 +195,11 @@ def _check(options: Options) -> None:
         raise InputError(
             f"--l3-backend {options.l3_backend}: it must be of {', '.join(L3_BACKENDS)}"
         )
-    if options.page_size_tokens < 1:
-        raise InputError(f"--page-size {options.page_size_tokens}: it must be 1 or more")
+    sizes = (options.page_size_tokens, *options.other_pages)
+    if min(sizes) < 1:
+        raise InputError(f"--page-size {min(sizes)}: it must be 1 or more")
+    if len(set(sizes)) < len(sizes):
+        raise InputError(f"--page-size {', '.join(map(str, sizes))}: each may be given once")
     if not 0 <= options.budget_s < inf:
         raise InputError(
             f"--budget {options.budget_s:g}: it must be a number of seconds, 0 or more"

@@ -26,7 +26,13 @@ def calibrate(
     l3_backend: Annotated[
         str, typer.Option(help="How L3 is read and written: as hw.l3_backend of a scenario.")
     ] = "direct",
-    page_size: Annotated[int, typer.Option(help="Tokens of a page.")] = 64,
+    page_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Tokens of a page; repeatable: copies are timed in pages of each, all else in "
+            "those of the first. [64; with --thorough copies also in 1, 16, 256]"
+        ),
+    ] = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="15 minutes at most, not 3: more points and samples.")
     ] = False,
@@ -85,6 +91,7 @@ def calibrate(
 
     if device not in ("auto", "cuda", "cpu", "none"):
         raise InputError(f'--device "{device}": it must be auto, cuda, cpu or none')
+    sizes = page_size or [64]
     options = Options(
         out=out,
         model=model,
@@ -95,7 +102,8 @@ def calibrate(
         disk=disk,
         disk_bytes=size_bytes("--disk-size", disk_size),
         l3_backend=l3_backend,
-        page_size_tokens=page_size,
+        page_size_tokens=sizes[0],
+        other_pages=tuple(sizes[1:]),
         effort="thorough" if thorough else "quick",
         budget_s=budget,
         only=tuple(only or ()),
