@@ -90,15 +90,16 @@ def _by_page(ground: Ground, name: str, page_bytes: int) -> PagedCopies | None:
             for way in WAYS
             for kind, suffix in KINDS
         }
+        samples = {key: ground.measured.samples(of) for key, of in series.items()}
+        if not all(any(each.role == "fit" for each in of) for of in samples.values()):
+            continue
+        mine = min(each.at[0] for each in samples["h2d_scattered"])
+        if mine == page_bytes:
+            continue
         curves = {
             key: ground.curve(f"pcie.backends.{name}.by_page.{key}, pages of {tokens} tokens", of)
             for key, of in series.items()
-            if any(each.role == "fit" for each in ground.measured.samples(of))
         }
-        samples = ground.measured.samples(series["h2d_scattered"])
-        mine = min((each.at[0] for each in samples), default=page_bytes)
-        if len(curves) < len(series) or mine == page_bytes:
-            continue
         for key, curve in curves.items():
             assert curve is not None
             found.setdefault(key, []).extend((mine, x, y) for x, y in curve.points)

@@ -62,7 +62,9 @@ def test_what_is_not_measured_whole_is_left_out(measured):
     direct = built_of(measured).profile.pcie.backends.direct
     assert direct.by_page.sizes() == (16 * TOKEN_BYTES,)
     del measured.series["pcie.direct.h2d.run.16"]
-    assert built_of(measured).profile.pcie.backends.direct.by_page is None
+    profile = built_of(measured).profile
+    assert profile.pcie.backends.direct.by_page is None
+    assert not any("by_page" in each.key for each in profile.measurement.fits)
 
 
 def test_its_own_pages_are_not_of_another_size(measured):

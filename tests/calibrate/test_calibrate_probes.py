@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from stub_machine import CONFIG
+from stub_machine import CONFIG, built_of, measure
 
 from calibrate.command import run_calibration
 from calibrate.kit import Options, make_kit, other_pages
@@ -137,6 +137,17 @@ def test_copies_are_timed_in_pages_of_other_sizes_too(bench):
     probe.sampler(Point("pcie.direct.d2h.run.2", (4 * bench.layout_of(2).page_bytes,)))()
     assert torch.equal(host.k[:, :4], pool.k[:, :4])
     probe.close()
+
+
+def test_what_is_timed_in_other_pages_comes_into_the_profile(bench, tmp_path):
+    probe = TransfersProbe(bench, backends=("direct",), other_pages=(2,))
+    built = built_of(measure([probe], str(tmp_path / "journal")))
+    backends = built.profile.pcie.backends
+    assert backends is not None
+    assert backends.direct is not None
+    assert backends.direct.page_bytes == bench.layout.page_bytes
+    assert backends.direct.by_page is not None
+    assert backends.direct.by_page.sizes() == (bench.layout_of(2).page_bytes,)
 
 
 def test_which_pages_are_timed():
