@@ -58,11 +58,12 @@ def run_calibration(options: Options) -> int:
                 kit.probes, journal, progress, effort=options.effort,
                 budget_s=options.budget_s or BUDGET_S[options.effort],
             ).run()  # fmt: skip
+        told = _measurement(options, kit, measured, began, journal)
         kept: tuple[str, ...] = ()
         if options.into:
-            built, kept = _renewed(options, kit, base, measured, began)
+            built, kept = _renewed(options, kit, base, measured, told)
         else:
-            built = assemble(options, kit, base, measured, began)
+            built = assemble(options, kit, base, measured, told)
         write_profile(built.profile, options.out)
         if options.report:
             from calibrate.plot_files import write_plots
@@ -70,6 +71,8 @@ def run_calibration(options: Options) -> int:
             write_plots(built.profile, options.report)
         if not measured.interrupted and not measured.late:
             journal.discard()
+        else:
+            journal.end_session(_text(began), measured.duration_s)
     _say(built, options, measured)
     for probe in kept:
         print(f"warning: {probe}: as it was in {options.into}", file=sys.stderr)
@@ -77,9 +80,9 @@ def run_calibration(options: Options) -> int:
 
 
 def assemble(
-    options: Options, kit: Kit, base: Profile, measured: Measured, began: datetime
+    options: Options, kit: Kit, base: Profile, measured: Measured, told_of: Measurement
 ) -> Built:
-    """The profile of a session."""
+    """The profile of a session, of which `told_of` says when it was."""
     facts = kit.machine.facts
     graphs = kit.graphs() if measured.samples("steps.prefill") else Graphs()
     if graphs.prefill_tokens:
@@ -90,22 +93,20 @@ def assemble(
         name=options.name or _stem(options.out),
         machine=", ".join(facts[key] for key in ("gpu", "cpu", "memory") if key in facts),
         software=", ".join(versions) or f"Python {facts['python']}",
-        date=began.date().isoformat(),
+        date=told_of.began[:10],
         source=f"hicache calibrate, {options.effort}",
     )
-    return build_profile(
-        measured, told, base, kit.geometry, _measurement(options, kit, measured, began),
-        _memory(options, kit, base), graphs,
-    )  # fmt: skip
+    memory = _memory(options, kit, base)
+    return build_profile(measured, told, base, kit.geometry, told_of, memory, graphs)
 
 
 def _renewed(
-    options: Options, kit: Kit, profile: Profile, measured: Measured, began: datetime
+    options: Options, kit: Kit, profile: Profile, measured: Measured, told_of: Measurement
 ) -> tuple[Built, tuple[str, ...]]:
     """`profile` with what was measured, and the probes whose parts stayed as they were."""
     made = renew(
         profile, measured, {each.name: list(each.describe()) for each in kit.probes},
-        _measurement(options, kit, measured, began), kit.geometry, _memory(options, kit, profile),
+        told_of, kit.geometry, _memory(options, kit, profile),
         kit.graphs() if measured.samples("steps.prefill") else Graphs(),
         name=options.name or _stem(options.out),
     )  # fmt: skip
@@ -133,16 +134,23 @@ def _memory(options: Options, kit: Kit, base: Profile) -> Memory:
     )  # fmt: skip
 
 
-def _measurement(options: Options, kit: Kit, measured: Measured, began: datetime) -> Measurement:
+def _measurement(
+    options: Options, kit: Kit, measured: Measured, began: datetime, journal: Journal
+) -> Measurement:
+    """Of all sessions together that have gone into the journal."""
     return Measurement(
         command=options.command or "hicache calibrate",
-        began=began.isoformat(timespec="seconds"),
-        duration_s=round(measured.duration_s),
+        began=journal.sessions[0][0] if journal.sessions else _text(began),
+        duration_s=round(sum(each for _, each in journal.sessions) + measured.duration_s),
         facts=kit.machine.facts,
         ceilings={
             name: round(value) for name, value in kit.machine.ceilings._asdict().items() if value
         },
     )
+
+
+def _text(began: datetime) -> str:
+    return began.isoformat(timespec="seconds")
 
 
 def _stem(path: str) -> str:

@@ -157,6 +157,9 @@ def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path):
         for each in series.samples
     }  # fmt: skip
     assert before.items() <= after.items()
+    # It began when the first did, and took as long as both.
+    assert whole.measurement.began == half.measurement.began
+    assert whole.measurement.duration_s >= half.measurement.duration_s
 
 
 @pytest.mark.parametrize(
