@@ -40,11 +40,12 @@ def _options(given: list[str]) -> Options:
     parser.add_argument("--disk", help="folder on the disk that L3 will lie on")
     parser.add_argument("--disk-size", default="4GiB", help="of the file made there")
     parser.add_argument("--l3-backend", default=usual.l3_backend, help="as hw.l3_backend")
-    parser.add_argument("--page-size", type=int, default=usual.page_size_tokens)
+    parser.add_argument("--page-size", type=int, action="append", help="tokens; repeatable")
     parser.add_argument("--thorough", action="store_true", help="15 minutes at most, not 3")
     parser.add_argument("--budget", type=float, default=usual.budget_s, help="seconds")
     parser.add_argument("--only", action="append", default=[], help=", ".join(PROBES))
     parser.add_argument("--base", default=usual.base, help="profile for what is not measured")
+    parser.add_argument("--into", default=usual.into, help="profile whose parts are renewed")
     parser.add_argument("--name", default=usual.name, help="of the machine")
     parser.add_argument("--host-memory", default="", help="where the system shows less")
     parser.add_argument("--server", default=usual.server, help="URL of an OpenAI-compatible server")
@@ -52,26 +53,35 @@ def _options(given: list[str]) -> Options:
     parser.add_argument("--fresh", action="store_true", help="begin anew")
     parser.add_argument("--report", default=usual.report, help="a page of HTML")
     read: Any = parser.parse_args(given)
+    page_sizes = read.page_size or [usual.page_size_tokens]
     return Options(
         out=read.out,
         model=read.model,
         device=read.device,
         base=read.base,
+        into=read.into,
         name=read.name,
         disk=read.disk,
         disk_bytes=size_bytes("--disk-size", read.disk_size),
         l3_backend=read.l3_backend,
-        page_size_tokens=read.page_size,
+        page_size_tokens=page_sizes[0],
+        other_pages=tuple(page_sizes[1:]),
         effort="thorough" if read.thorough else "quick",
         budget_s=read.budget,
         only=tuple(read.only),
         journal="fresh" if read.fresh else "resume",
         host_bytes=size_bytes("--host-memory", read.host_memory) if read.host_memory else 0,
-        command=f"python -m calibrate --model {read.model}" + " --thorough" * read.thorough,
+        command=_command(read),
         server=read.server,
         served_model=read.served_model,
         report=read.report,
     )
+
+
+def _command(read: Any) -> str:
+    """What was asked, for the profile; paths of this machine are nobody's business."""
+    words = [f"python -m calibrate --model {read.model}", *(f"--only {each}" for each in read.only)]
+    return " ".join([*words, *["--thorough"] * read.thorough])
 
 
 def _validate(given: list[str]) -> int:

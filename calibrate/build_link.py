@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from calibrate.fits import errors_of, report
 from calibrate.ground import LIMITS, WAYS, Ground
-from hicache.operations import Copy, Direction
-from scenario.profile import BackendCopies, Backends, Curve, PcieProfile, Quantity
+from hicache.operations import Direction
+from scenario.profile import (
+    BackendCopies,
+    Backends,
+    Curve,
+    PagedCopies,
+    PcieProfile,
+    Quantity,
+    Surface,
+)
 from sim.curves import line
-from sim.link_ways import Way
+from sim.link_ways import PageTimes
 
+KINDS = (("run", ""), ("scattered", "_scattered"))
 BACKENDS = ("auto", "staged", "zero_copy", "direct")
 
 
@@ -50,7 +60,7 @@ def _backend(ground: Ground, name: str) -> BackendCopies | None:
     """One back-end's four curves; None unless all were measured."""
     curves: dict[str, Curve] = {}
     for way in WAYS:
-        for kind, suffix in (("run", ""), ("scattered", "_scattered")):
+        for kind, suffix in KINDS:
             key = f"pcie.backends.{name}.{way}{suffix}"
             curve = ground.curve(key, f"pcie.{name}.{way}.{kind}")
             if curve is None:
@@ -60,10 +70,59 @@ def _backend(ground: Ground, name: str) -> BackendCopies | None:
     if duplex is None:
         return None
     smallest = min(at for at, _ in curves["h2d_scattered"].points)
-    copies = BackendCopies(**curves, page_bytes=smallest, duplex_bytes_per_s=duplex)
+    copies = BackendCopies(
+        **curves, page_bytes=smallest, duplex_bytes_per_s=duplex,
+        by_page=_by_page(ground, name, smallest),
+    )  # fmt: skip
     for way in WAYS:
         _judge_pieces(ground, name, way, copies)
     return copies
+
+
+def _by_page(ground: Ground, name: str, page_bytes: int) -> PagedCopies | None:
+    """The four surfaces over pages of other sizes than `page_bytes`: those measured in full."""
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    hows: dict[str, str] = {}
+    spread = 0
+    for tokens in _other_pages(ground, name):
+        series = {
+            f"{way}{suffix}": f"pcie.{name}.{way}.{kind}.{tokens}"
+            for way in WAYS
+            for kind, suffix in KINDS
+        }
+        samples = {key: ground.measured.samples(of) for key, of in series.items()}
+        if not all(any(each.role == "fit" for each in of) for of in samples.values()):
+            continue
+        mine = min(each.at[0] for each in samples["h2d_scattered"])
+        if mine == page_bytes:
+            continue
+        curves = {
+            key: ground.curve(f"pcie.backends.{name}.by_page.{key}, pages of {tokens} tokens", of)
+            for key, of in series.items()
+        }
+        for key, curve in curves.items():
+            assert curve is not None
+            found.setdefault(key, []).extend((mine, x, y) for x, y in curve.points)
+            hows[key] = ground.measured.series[series[key]].how
+            spread = max(spread, curve.spread_permille)
+    if not found:
+        return None
+    return PagedCopies(
+        **{
+            key: Surface(
+                provenance="measured", how=f"{hows[key]}, and of other sizes",
+                points=tuple(sorted(points)), spread_permille=spread,
+            )
+            for key, points in found.items()
+        }
+    )  # fmt: skip
+
+
+def _other_pages(ground: Ground, name: str) -> list[int]:
+    """Tokens of the pages that a back-end was timed with besides its own, descending."""
+    of_pages = re.compile(rf"pcie\.{name}\.h2d\.run\.(\d+)$")
+    found = (of_pages.match(key) for key in ground.measured.series)
+    return sorted((int(each[1]) for each in found if each), reverse=True)
 
 
 def _judge_pieces(ground: Ground, name: str, way: Direction, copies: BackendCopies) -> None:
@@ -73,11 +132,10 @@ def _judge_pieces(ground: Ground, name: str, way: Direction, copies: BackendCopi
     if not samples:
         return
     run, scattered = getattr(copies, way), getattr(copies, f"{way}_scattered")
-    link = Way("backend", run, None, None, scattered, copies.page_bytes)
+    times = PageTimes(copies.page_bytes, run.points, scattered.points)
 
     def predict(at: tuple[int, ...]) -> float:
-        size_bytes, pieces = at
-        return link.alone_ns(Copy(way, size_bytes // copies.page_bytes, size_bytes, pieces))
+        return max(1, int(times.ns(*at) + 0.5))
 
     key = f"pcie.backends.{name}.{way}: in pieces"
     kind = "between one run and all pages apart, in proportion"

@@ -20,6 +20,7 @@ from math import inf
 
 from calibrate.build import Built, Told, build_profile, misfits
 from calibrate.gpu_fit import Graphs
+from calibrate.into import check_parts, of_these, other_machine, renew
 from calibrate.journal import Journal
 from calibrate.kit import PROBES, Kit, Options, make_kit
 from calibrate.machine import host_memory_bytes
@@ -40,11 +41,13 @@ BUDGET_S = {"quick": 170.0, "thorough": 880.0}
 def run_calibration(options: Options) -> int:
     """Calibrate and write `options.out`; returns the exit code. Raises InputError."""
     _check(options)
-    base = load_profile(options.base)
+    base = load_profile(options.into or options.base)
     with ExitStack() as stack:
         kit = make_kit(options, stack)
         for doubt in kit.machine.doubts:
             print(f"warning: {doubt}: samples may be disturbed", file=sys.stderr)
+        if options.into and (other := other_machine(base, kit.machine.facts)):
+            print(f"warning: {options.into} is of another machine: {other}", file=sys.stderr)
         journal = Journal(f"{options.out}.journal", identity(options, kit))
         stack.callback(journal.close)
         if journal.resumed:
@@ -55,7 +58,12 @@ def run_calibration(options: Options) -> int:
                 kit.probes, journal, progress, effort=options.effort,
                 budget_s=options.budget_s or BUDGET_S[options.effort],
             ).run()  # fmt: skip
-        built = assemble(options, kit, base, measured, began)
+        told = _measurement(options, kit, measured, began, journal)
+        kept: tuple[str, ...] = ()
+        if options.into:
+            built, kept = _renewed(options, kit, base, measured, told)
+        else:
+            built = assemble(options, kit, base, measured, told)
         write_profile(built.profile, options.out)
         if options.report:
             from calibrate.plot_files import write_plots
@@ -63,21 +71,51 @@ def run_calibration(options: Options) -> int:
             write_plots(built.profile, options.report)
         if not measured.interrupted and not measured.late:
             journal.discard()
+        else:
+            journal.end_session(_text(began), measured.duration_s)
     _say(built, options, measured)
+    for probe in kept:
+        print(f"warning: {probe}: as it was in {options.into}", file=sys.stderr)
     return INTERRUPTED if measured.interrupted else 0
 
 
 def assemble(
-    options: Options, kit: Kit, base: Profile, measured: Measured, began: datetime
+    options: Options, kit: Kit, base: Profile, measured: Measured, told_of: Measurement
 ) -> Built:
-    """The profile of a session."""
+    """The profile of a session, of which `told_of` says when it was."""
     facts = kit.machine.facts
     graphs = kit.graphs() if measured.samples("steps.prefill") else Graphs()
     if graphs.prefill_tokens:
         facts["graphs"] = ", ".join(map(str, graphs.prefill_tokens))
         facts["decode_graphs"] = ", ".join(map(str, graphs.decoders))
+    versions = [f"{name} {facts[name]}" for name in ("torch", "triton", "driver") if name in facts]
+    told = Told(
+        name=options.name or _stem(options.out),
+        machine=", ".join(facts[key] for key in ("gpu", "cpu", "memory") if key in facts),
+        software=", ".join(versions) or f"Python {facts['python']}",
+        date=told_of.began[:10],
+        source=f"hicache calibrate, {options.effort}",
+    )
+    memory = _memory(options, kit, base)
+    return build_profile(measured, told, base, kit.geometry, told_of, memory, graphs)
+
+
+def _renewed(
+    options: Options, kit: Kit, profile: Profile, measured: Measured, told_of: Measurement
+) -> tuple[Built, tuple[str, ...]]:
+    """`profile` with what was measured, and the probes whose parts stayed as they were."""
+    made = renew(
+        profile, measured, {each.name: list(each.describe()) for each in kit.probes},
+        told_of, kit.geometry, _memory(options, kit, profile),
+        kit.graphs() if measured.samples("steps.prefill") else Graphs(),
+        name=options.name or _stem(options.out),
+    )  # fmt: skip
+    return Built(made.profile, ()), made.kept
+
+
+def _memory(options: Options, kit: Kit, base: Profile) -> Memory:
     host_bytes = options.host_bytes or host_memory_bytes()
-    memory = Memory(
+    return Memory(
         device_bytes=(
             Quantity(
                 provenance="measured", how="what the driver shows", value=kit.device_bytes
@@ -94,24 +132,29 @@ def assemble(
         ),
         storage_bytes=_room(options.disk),
     )  # fmt: skip
-    versions = [f"{name} {facts[name]}" for name in ("torch", "triton", "driver") if name in facts]
-    told = Told(
-        name=options.name or os.path.splitext(os.path.basename(options.out))[0],
-        machine=", ".join(facts[key] for key in ("gpu", "cpu", "memory") if key in facts),
-        software=", ".join(versions) or f"Python {facts['python']}",
-        date=began.date().isoformat(),
-        source=f"hicache calibrate, {options.effort}",
-    )
-    measurement = Measurement(
+
+
+def _measurement(
+    options: Options, kit: Kit, measured: Measured, began: datetime, journal: Journal
+) -> Measurement:
+    """Of all sessions together that have gone into the journal."""
+    return Measurement(
         command=options.command or "hicache calibrate",
-        began=began.isoformat(timespec="seconds"),
-        duration_s=round(measured.duration_s),
-        facts=facts,
+        began=journal.sessions[0][0] if journal.sessions else _text(began),
+        duration_s=round(sum(each for _, each in journal.sessions) + measured.duration_s),
+        facts=kit.machine.facts,
         ceilings={
             name: round(value) for name, value in kit.machine.ceilings._asdict().items() if value
         },
     )
-    return build_profile(measured, told, base, kit.geometry, measurement, memory, graphs)
+
+
+def _text(began: datetime) -> str:
+    return began.isoformat(timespec="seconds")
+
+
+def _stem(path: str) -> str:
+    return os.path.splitext(os.path.basename(path))[0]
 
 
 def identity(options: Options, kit: Kit) -> dict[str, str]:
@@ -123,7 +166,7 @@ def identity(options: Options, kit: Kit) -> dict[str, str]:
         "device": options.device,
         "disk": os.path.abspath(options.disk) if options.disk else "",
         "l3_backend": options.l3_backend,
-        "page_size": str(options.page_size_tokens),
+        "page_size": ", ".join(map(str, (options.page_size_tokens, *options.other_pages))),
         "effort": options.effort,
         "server": options.server,
         "served_model": options.served_model,
@@ -148,12 +191,23 @@ def _check(options: Options) -> None:
     for name in options.only:
         if name not in PROBES:
             raise InputError(f"--only {name}: it must be of {', '.join(PROBES)}")
+    if options.into:
+        check_parts(options.only)
+        if options.server:
+            raise InputError("--into with --server: a server's times are a whole profile's")
+        if options.base != Options(out="").base:
+            raise InputError(
+                f"--into with --base {options.base}: all else is of {options.into} already"
+            )
     if options.l3_backend not in L3_BACKENDS:
         raise InputError(
             f"--l3-backend {options.l3_backend}: it must be of {', '.join(L3_BACKENDS)}"
         )
-    if options.page_size_tokens < 1:
-        raise InputError(f"--page-size {options.page_size_tokens}: it must be 1 or more")
+    sizes = (options.page_size_tokens, *options.other_pages)
+    if min(sizes) < 1:
+        raise InputError(f"--page-size {min(sizes)}: it must be 1 or more")
+    if len(set(sizes)) < len(sizes):
+        raise InputError(f"--page-size {', '.join(map(str, sizes))}: each may be given once")
     if not 0 <= options.budget_s < inf:
         raise InputError(
             f"--budget {options.budget_s:g}: it must be a number of seconds, 0 or more"
@@ -199,6 +253,8 @@ def _say(built: Built, options: Options, measured: Measured) -> None:
     profile = built.profile
     measurement = profile.measurement
     assert measurement is not None
+    if options.into:  # of the rest there is nothing new
+        measurement = of_these(measurement, measured.series)
     for fit in measurement.fits:
         error = "-"
         if fit.median_error_permille is not None:

@@ -1,8 +1,10 @@
 """What was measured so far, on disk: a calibration that is stopped goes on where it was.
 
-One JSON array a line: first ["calibration", version, identity], then one for each finished point:
+One JSON array a line: first ["calibration", version, identity], then one for each finished point,
+and one for each session that has ended before all was done:
 
     ["point", key, role, ns..., width permille, note]
+    ["session", when it began, seconds]
 
 Lines are synced as they are written; a last line that was cut off is dropped. The identity says of
 which machine, model and options the samples are: with another one a journal is refused, not mixed.
@@ -28,6 +30,8 @@ class Journal:
         """Raises InputError for the journal of another machine or of other options."""
         self.path = path
         self._samples: dict[str, Sample] = {}
+        # When each earlier session began, and how long it took.
+        self.sessions: list[tuple[str, float]] = []
         header = ["calibration", VERSION, dict(identity)]
         length = self._read(header)
         self.resumed = len(self._samples)
@@ -52,6 +56,11 @@ class Journal:
             ["point", key, list(sample.at), sample.role, list(sample.ns), sample.width_permille,
              sample.note]
         )  # fmt: skip
+
+    def end_session(self, began: str, duration_s: float) -> None:
+        """Note a session that others will follow."""
+        self.sessions.append((began, duration_s))
+        self._write(["session", began, duration_s])
 
     def close(self) -> None:
         """Leave the file as it is."""
@@ -84,6 +93,9 @@ class Journal:
                 entry = json.loads(line)
                 if number == 0:
                     self._check(header, entry)
+                elif isinstance(entry, list) and entry[:1] == ["session"]:
+                    _, began, duration_s = entry
+                    self.sessions.append((str(began), float(duration_s)))
                 else:
                     _, key, at, role, ns, width, note = entry
                     self._samples[key] = _sample(at, role, ns, width, note)

@@ -21,21 +21,27 @@ GIB = 1 << 30
 PROBES = (
     "steps", "engine", "transfers", "interference", "disk", "host", "peers", "server",
 )  # fmt: skip
+THOROUGH_PAGES = (1, 16, 256)
 Device = Literal["auto", "cuda", "cpu", "none"]
 
 
 class Options(NamedTuple):
-    """What the command line says. `only`: names of PROBES, () for all. `budget_s` 0: the usual."""
+    """What the command line says. `only`: names of PROBES, () for all. `into`: the profile
+    in which only their parts are replaced. `other_pages`: more sizes of pages that copies are timed
+    in, () for what the effort has. `budget_s` 0: the usual.
+    """
 
     out: str
     model: str = "Qwen3-8B"
     device: Device = "auto"
     base: str = "nvidia-h200"
+    into: str = ""
     name: str = ""
     disk: str | None = None
     disk_bytes: int = 4 * GIB
     l3_backend: str = "direct"
     page_size_tokens: int = 64
+    other_pages: tuple[int, ...] = ()
     effort: Effort = "quick"
     budget_s: float = 0.0
     only: tuple[str, ...] = ()
@@ -97,7 +103,9 @@ def make_kit(options: Options, stack: ExitStack) -> Kit:
     probes: list[Probe] = [
         StepsProbe(bench, ceilings.memory_bytes_per_s),
         EngineProbe(bench, options.disk, 24 if small else 48),
-        TransfersProbe(bench, ceilings.link_bytes_per_s),
+        TransfersProbe(
+            bench, ceilings.link_bytes_per_s, other_pages=other_pages(options, small)
+        ),
         InterferenceProbe(bench),
         DiskProbe(
             options.disk, page_bytes, backend=cast("Backend", options.l3_backend),
@@ -114,6 +122,12 @@ def make_kit(options: Options, stack: ExitStack) -> Kit:
         return Graphs(buckets.prefill_tokens, buckets.decoders) if buckets else Graphs()
 
     return Kit(_chosen(options, probes), machine, geometry, graphs, _device_bytes(device))
+
+
+def other_pages(options: Options, small: bool) -> tuple[int, ...]:
+    """Tokens of the pages that copies are timed in besides `page_size_tokens`."""
+    usual = THOROUGH_PAGES if options.effort == "thorough" and not small else ()
+    return tuple(each for each in options.other_pages or usual if each != options.page_size_tokens)
 
 
 def _device(wanted: Device) -> str:

@@ -18,12 +18,18 @@ Effort = Literal["quick", "thorough"]
 
 
 class Point(NamedTuple):
-    """One thing to measure. `weight`: its part of the time, against other points."""
+    """One thing to measure.
+
+    `weight`: its part of the time, against other points. `least`: repetitions that a quick
+    calibration makes in any case. `warm_ups`: calls before those that count.
+    """
 
     series: str
     at: tuple[int, ...]
     role: Role = "fit"
     weight: float = 1.0
+    least: int = 3
+    warm_ups: int = 1
 
     @property
     def key(self) -> str:

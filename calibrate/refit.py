@@ -53,7 +53,17 @@ def refit(profile: Profile, place: str, model: str = "") -> Built:
         profile.memory,
         _graphs(measurement),
     )
-    return built._replace(profile=_with_the_untold(built.profile, profile))
+    return built._replace(profile=with_the_untold(built.profile, profile))
+
+
+def with_the_untold(made: Profile, profile: Profile) -> Profile:
+    """`made` with the disk's values that have no samples here: runs told them, not a probe."""
+    told: dict[str, object] = {
+        name: getattr(profile.disk, name)
+        for name in _TOLD_OF_DISKS
+        if getattr(made.disk, name) is None
+    }
+    return msgspec.structs.replace(made, disk=msgspec.structs.replace(made.disk, **told))
 
 
 def refit_lines(before: Profile, built: Built) -> Iterator[str]:
@@ -67,16 +77,6 @@ def refit_lines(before: Profile, built: Built) -> Iterator[str]:
         yield f"not measured: {key}"
     yield ""
     yield from diff_lines(before, msgspec.structs.replace(after, name=f"{after.name} (refitted)"))
-
-
-def _with_the_untold(made: Profile, profile: Profile) -> Profile:
-    """`made` with the disk's values that have no samples here: runs told them, not a probe."""
-    told: dict[str, object] = {
-        name: getattr(profile.disk, name)
-        for name in _TOLD_OF_DISKS
-        if getattr(made.disk, name) is None
-    }
-    return msgspec.structs.replace(made, disk=msgspec.structs.replace(made.disk, **told))
 
 
 def _geometry(profile: Profile, place: str, model: str) -> ModelGeometry:

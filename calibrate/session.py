@@ -140,8 +140,13 @@ class Session:
     def _measure(self, measured: Measured, probe: Probe, point: Point, allowance_s: float) -> None:
         try:
             floor = probe.floor(point)
+            rule = self._rule
+            least = point.least if self._effort == "quick" else rule.least
+            rule = rule._replace(
+                warm_ups=min(rule.warm_ups, point.warm_ups), least=min(rule.least, least)
+            )
             sampled = sample(
-                probe.sampler(point), allowance_s, self._clock, self._rule,
+                probe.sampler(point), allowance_s, self._clock, rule,
                 floor_ns=floor.ns, floor_reason=floor.reason,
             )  # fmt: skip
         except (HiCacheError, RuntimeError) as error:

@@ -26,7 +26,13 @@ def calibrate(
     l3_backend: Annotated[
         str, typer.Option(help="How L3 is read and written: as hw.l3_backend of a scenario.")
     ] = "direct",
-    page_size: Annotated[int, typer.Option(help="Tokens of a page.")] = 64,
+    page_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Tokens of a page; repeatable: copies are timed in pages of each, all else in "
+            "those of the first. [64; with --thorough copies also in 1, 16, 256]"
+        ),
+    ] = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="15 minutes at most, not 3: more points and samples.")
     ] = False,
@@ -43,6 +49,13 @@ def calibrate(
     base: Annotated[
         str, typer.Option(help="Profile from which what is not measured here is taken.")
     ] = "nvidia-h200",
+    into: Annotated[
+        str | None,
+        typer.Option(
+            help="Profile that all else is taken from as it is: only what --only names is "
+            "measured anew. For a disk that is another one today."
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of the machine. [the file's]")] = "",
     host_memory: Annotated[
         str, typer.Option(help="Host memory, where the system shows less than there is.")
@@ -65,7 +78,9 @@ def calibrate(
 
     Stopped with Ctrl-C, it writes what is done, and the same command goes on from there.
 
-    Example: hicache calibrate --model Qwen3-8B --disk /mnt/nvme --out mine.json
+    Examples: hicache calibrate --model Qwen3-8B --disk /mnt/nvme --out mine.json
+
+    hicache calibrate --only disk --disk /mnt/nvme --into mine.json --out today.json
     """
     from typing import cast
 
@@ -76,16 +91,19 @@ def calibrate(
 
     if device not in ("auto", "cuda", "cpu", "none"):
         raise InputError(f'--device "{device}": it must be auto, cuda, cpu or none')
+    sizes = page_size or [64]
     options = Options(
         out=out,
         model=model,
         device=cast("Device", device),
         base=base,
+        into=into or "",
         name=name,
         disk=disk,
         disk_bytes=size_bytes("--disk-size", disk_size),
         l3_backend=l3_backend,
-        page_size_tokens=page_size,
+        page_size_tokens=sizes[0],
+        other_pages=tuple(sizes[1:]),
         effort="thorough" if thorough else "quick",
         budget_s=budget,
         only=tuple(only or ()),

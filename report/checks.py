@@ -217,10 +217,13 @@ def outside_range(run: FinishedRun) -> list[str]:
         + metrics.decode_bursts
         + sum(stats.operations for stats in metrics.directions.values())
     )
-    return [
-        f"outside_range: in {each.times:,} of {steps:,} operations the {each.what} lay "
-        f"{'below' if each.farthest < each.measured_to else 'beyond'} what the profile measured "
-        f"({each.measured_to:,}; farthest {each.farthest:,}): their time is "
-        f"{'that of the nearest sample' if each.farthest < each.measured_to else 'extrapolated'}"
-        for each in run.machine.outside_range()
-    ]
+    lines: list[str] = []
+    for each in run.machine.outside_range():
+        below = each.farthest < each.measured_to
+        taken = each.taken or ("that of the nearest sample" if below else "extrapolated")
+        lines.append(
+            f"outside_range: in {each.times:,} of {steps:,} operations the {each.what} lay "
+            f"{'below' if below else 'beyond'} what the profile measured "
+            f"({each.measured_to:,}; farthest {each.farthest:,}): their time is {taken}"
+        )
+    return lines

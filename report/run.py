@@ -14,14 +14,15 @@ from traces.reader import Trace
 
 
 class Outside(NamedTuple):
-    """One kind of question beyond a profile's samples: how often, the farthest, and the samples'
-    end.
+    """One kind of question beyond a profile's samples: how often, the farthest, the samples' end,
+    and what was taken for the time ("": what goes on there, or the nearest sample).
     """
 
     what: str
     times: int
     farthest: int
     measured_to: int
+    taken: str = ""
 
 
 class Machine(Protocol):

@@ -126,7 +126,25 @@ class GpuProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps_ahead: Quantity | None = None
 
 
-class BackendCopies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PagedCopies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Operations in pages of other sizes than a back-end's curves have: [page bytes, bytes, ns].
+
+    All four hold the same sizes of pages.
+    """
+
+    h2d: Surface
+    d2h: Surface
+    h2d_scattered: Surface
+    d2h_scattered: Surface
+
+    def sizes(self) -> tuple[int, ...]:
+        """Those of the pages, ascending."""
+        return tuple(sorted({page for page, _, _ in self.h2d.points}))
+
+
+class BackendCopies(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Whole operations of one transfer back-end, as a run calls it. Curves: [bytes, ns]."""
 
     # Pages that are consecutive on both sides.
@@ -138,6 +156,8 @@ class BackendCopies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     page_bytes: int
     # Each way while both directions are busy with scattered pages.
     duplex_bytes_per_s: Quantity
+    # The same in pages of other sizes. None: only those of `page_bytes` were measured.
+    by_page: PagedCopies | None = None
 
 
 class Backends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,16 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from hicache.errors import InputError
-from scenario.profile import Curve, Profile, Quantity, Sourced, Surface, Valued, sourced
+from scenario.profile import (
+    BackendCopies,
+    Curve,
+    Profile,
+    Quantity,
+    Sourced,
+    Surface,
+    Valued,
+    sourced,
+)
 
 # Keys whose value divides or counts something.
 _ABOVE_ZERO = (
@@ -53,12 +62,31 @@ def check_profile(profile: Profile, place: str) -> None:
                 f"{place}: pcie.backends.{name}.page_bytes is {copies.page_bytes}: it must be 1 or "
                 "more"
             )
+        if copies is not None and copies.by_page is not None:
+            _check_pages(copies, f"{place}: pcie.backends.{name}.by_page")
     for key in ("read_bytes_per_s", "write_bytes_per_s"):
         if all(concurrent != 1 for _, concurrent, _ in getattr(profile.disk, key).points):
             raise InputError(
                 f"{place}: disk.{key}.points: no sample of 1 operation at once; one is needed"
             )
     _check_gpu(profile, place)
+
+
+def _check_pages(copies: BackendCopies, key: str) -> None:
+    assert copies.by_page is not None
+    wanted = copies.by_page.sizes()
+    for name in copies.by_page.__struct_fields__:
+        sizes = sorted({page for page, _, _ in getattr(copies.by_page, name).points})
+        if sizes[0] < 1 or copies.page_bytes in sizes:
+            raise InputError(
+                f"{key}.{name} has pages of {sizes} bytes: they must be 1 or more, and not the "
+                f"{copies.page_bytes} of the back-end's own curves"
+            )
+        if tuple(sizes) != wanted:
+            raise InputError(
+                f"{key}.{name} has pages of {sizes} bytes and {key}.h2d of {list(wanted)}: all "
+                "four must have the same"
+            )
 
 
 def _check_gpu(profile: Profile, place: str) -> None:

@@ -4,13 +4,15 @@
                  * what a GPU step leaves of it, where the profile knows
 
 A measured back-end's operation takes what its curve for runs says, and for each extent more the
-difference that scattered pages of its samples make. Refuses to know time: `sim.pcie` moves copies.
+difference that scattered pages of its samples make. Where pages of several sizes were measured,
+those of a size between two take, by their number, a time between those of both; smaller ones than
+all are as many more pieces. Refuses to know time: `sim.pcie` moves copies.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hicache.kernel import Pending
 from hicache.operations import Completion, Copy
@@ -20,6 +22,7 @@ from sim.curves import line
 from sim.layered import Trail
 
 Loaded = Callable[[Trail], None]
+Points = Sequence[tuple[int, int]]
 FULL_SPEED = 1000
 MOST_KNOWN = 10_000
 NEVER = 1 << 62
@@ -56,6 +59,28 @@ class Transfer:
         self.loaded: Loaded | None = None
 
 
+class PageTimes:
+    """Whole operations of a back-end one way, in pages of one size."""
+
+    __slots__ = ("page_bytes", "run", "scattered")
+
+    def __init__(self, page_bytes: int, run: Points, scattered: Points) -> None:
+        """Samples (bytes, ns) of consecutive pages, and of pages of which no two are neighbours."""
+        self.page_bytes = page_bytes
+        self.run = line(run)
+        self.scattered = line(scattered)
+
+    def ns(self, size_bytes: int, pieces: int) -> float:
+        """Of an operation in so many pieces."""
+        ns = self.run.at(size_bytes)
+        if pieces > 1:
+            more_pages = max(1.0, size_bytes / self.page_bytes - 1)
+            more_ns = self.scattered.at(size_bytes) - ns
+            if more_ns > 0.0:
+                ns += more_ns * (pieces - 1) / more_pages
+        return ns
+
+
 class Way:
     """One direction: its stream, and what a transfer on it takes alone."""
 
@@ -65,21 +90,25 @@ class Way:
         copy: Curve,
         kernel: Curve | None,
         pack: Curve | None,
-        scattered: Curve | None = None,
-        page_bytes: int = 1,
+        measured: Sequence[PageTimes] = (),
     ) -> None:
-        """`scattered`, `page_bytes`: of a measured back-end, whose `copy` is of runs."""
+        """`measured`: a back-end's operations by the size of its pages, ascending; the curves are
+        not asked then, but for the `copy` that the duplex rate refers to.
+        """
         self._mode: TransferMode = mode
-        self._scattered = line(scattered.points) if scattered is not None else None
-        self._page_bytes = page_bytes
-        curve = copy if scattered is None else scattered
+        self._measured = tuple(measured)
+        # Scattered pages of less than so many bytes were not measured; 0: no page counts.
+        self.least_page_bytes = self._measured[0].page_bytes if self._measured else 0
+        curve = copy
         if mode == "kernel":
             assert kernel is not None
             curve = kernel
-        self._alone = line(copy.points if scattered is not None else curve.points)
+        self._alone = line(curve.points)
         self._pack = line(pack.points) if pack is not None and mode == "staged" else None
         # The largest copy of which every part was sampled: of one extent in mode "dma".
         self.largest_bytes = int(self._alone.xs[-1])
+        if self._measured:
+            self.largest_bytes = min(int(each.run.xs[-1]) for each in self._measured)
         if self._pack is not None:
             self.largest_bytes = min(self.largest_bytes, int(self._pack.xs[-1]))
         self._peak = curve.points[-1][0] * 1e9 / curve.points[-1][1]
@@ -109,18 +138,33 @@ class Way:
         known = self._known.get((operation.size_bytes, pieces))
         if known is not None:
             return known
-        if self._mode == "dma" and pieces > 1:
+        if self._measured:
+            ns = self._by_page(operation, pieces)
+        elif self._mode == "dma" and pieces > 1:
             ns = pieces * self._alone.at(operation.size_bytes / pieces)
         else:
             ns = self._alone.at(operation.size_bytes)
-        if self._scattered is not None and pieces > 1:
-            more_pages = max(1.0, operation.size_bytes / self._page_bytes - 1)
-            more_ns = self._scattered.at(operation.size_bytes) - ns
-            if more_ns > 0.0:
-                ns += more_ns * (pieces - 1) / more_pages
         if self._pack is not None:
             ns += self._pack.at(operation.size_bytes)
         known = max(1, int(ns + 0.5))
         if len(self._known) < MOST_KNOWN:
             self._known[operation.size_bytes, pieces] = known
         return known
+
+    def _by_page(self, operation: Copy, pieces: int) -> float:
+        """In pages of a size that was measured, or between the two sizes beside it: at the same
+        part of the way from one to the other as its number of pages.
+        """
+        size_bytes, sizes = operation.size_bytes, self._measured
+        page_bytes = size_bytes / max(1, operation.pages)
+        place = 0
+        while place < len(sizes) - 1 and sizes[place].page_bytes < page_bytes:
+            place += 1
+        large = sizes[place]
+        ns = large.ns(size_bytes, pieces)
+        if place == 0 or large.page_bytes <= page_bytes:
+            return ns
+        small = sizes[place - 1]
+        fewest, most = 1 / large.page_bytes, 1 / small.page_bytes
+        part = (1 / page_bytes - fewest) / (most - fewest)
+        return ns + (small.ns(size_bytes, pieces) - ns) * part

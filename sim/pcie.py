@@ -28,7 +28,7 @@ from simpy import Environment
 
 from hicache.errors import InputError
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy
+from hicache.operations import Completion, Copy, Direction
 from scenario.profile import BackendCopies, PcieProfile
 from scenario.transfer_mode import TransferMode
 from sim.contention import IDLE, PERMILLE, Contention
@@ -36,7 +36,7 @@ from sim.finish import report
 from sim.host import Host
 from sim.host_pieces import HostPieces
 from sim.layered import Trail
-from sim.link_ways import NEVER, Loaded, Transfer, Way
+from sim.link_ways import NEVER, Loaded, PageTimes, Transfer, Way
 from sim.ranges import RangeWatch
 from sim.timer import Callbacks, Timer
 
@@ -71,9 +71,9 @@ class Link:
         duplex_bytes_per_s = profile.duplex_bytes_per_s.value
         if mode == "backend":
             copies = _measured(profile, backend)
-            page_bytes = copies.page_bytes
-            self._down = Way(mode, copies.h2d, None, None, copies.h2d_scattered, page_bytes)
-            self._up = Way(mode, copies.d2h, None, None, copies.d2h_scattered, page_bytes)
+            down, up = _page_times(copies, "h2d"), _page_times(copies, "d2h")
+            self._down = Way(mode, copies.h2d_scattered, None, None, down)
+            self._up = Way(mode, copies.d2h_scattered, None, None, up)
             duplex_bytes_per_s = copies.duplex_bytes_per_s.value
         else:
             pack = profile.gather_scatter
@@ -108,6 +108,11 @@ class Link:
             way = self._up
         if operation.size_bytes > way.largest_bytes:
             self._beyond(operation, way, pieces)
+        if operation.extents > 1 and operation.size_bytes < operation.pages * way.least_page_bytes:
+            self._watch.finer(
+                f"bytes of each page of a copy in pieces ({operation.direction})",
+                operation.size_bytes // operation.pages, way.least_page_bytes,
+            )  # fmt: skip
         took_ns = way.alone_ns(operation, pieces)
         transfer = Transfer(pending, operation, ready_ns, started_ns, took_ns, pieces)
         if way.head is not None:
@@ -316,6 +321,19 @@ class _Scatter(Timer):
     ) -> None:
         self.transfer = transfer
         super().__init__(env, delay_ns, callbacks)
+
+
+def _page_times(copies: BackendCopies, way: Direction) -> list[PageTimes]:
+    """What was measured of one direction, by the size of pages, ascending."""
+    by_page: dict[int, list[list[tuple[int, int]]]] = {}
+    if copies.by_page is not None:
+        for place, name in enumerate((way, f"{way}_scattered")):
+            for page_bytes, size_bytes, ns in getattr(copies.by_page, name).points:
+                by_page.setdefault(page_bytes, [[], []])[place].append((size_bytes, ns))
+    times = [PageTimes(page_bytes, *both) for page_bytes, both in by_page.items()]
+    run, scattered = getattr(copies, way), getattr(copies, f"{way}_scattered")
+    times.append(PageTimes(copies.page_bytes, run.points, scattered.points))
+    return sorted(times, key=lambda each: each.page_bytes)
 
 
 def _at_once(profile: PcieProfile) -> int:

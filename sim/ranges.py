@@ -11,6 +11,7 @@ class RangeWatch:
     def __init__(self) -> None:
         self._above: dict[str, list[int]] = {}
         self._below: dict[str, list[int]] = {}
+        self._finer: dict[str, list[int]] = {}
 
     def above(self, what: str, asked: int, largest: int) -> None:
         """Something was asked for `asked`, beyond the `largest` sample: it was extrapolated."""
@@ -24,10 +25,23 @@ class RangeWatch:
         seen[0] += 1
         seen[1] = min(seen[1], asked)
 
+    def finer(self, what: str, asked: int, smallest: int) -> None:
+        """Something came in parts of `asked`, under the `smallest` sample: it was taken for as
+        many more of these.
+        """
+        seen = self._finer.setdefault(what, [0, asked, smallest])
+        seen[0] += 1
+        seen[1] = min(seen[1], asked)
+
     def outside_range(self) -> tuple[Outside, ...]:
-        """What was asked above the samples, then what below, each in the order of first asking."""
+        """What was asked above the samples, what below, and what was finer, each in the order of
+        first asking.
+        """
+        kinds = (
+            (self._above, ""), (self._below, ""), (self._finer, "in proportion to the pieces")
+        )  # fmt: skip
         return tuple(
-            Outside(what, *seen)
-            for kind in (self._above, self._below)
+            Outside(what, seen[0], seen[1], seen[2], taken)
+            for kind, taken in kinds
             for what, seen in kind.items()
         )

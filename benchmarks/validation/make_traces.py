@@ -29,6 +29,14 @@ MADE_UP: dict[str, tuple[str, dict[str, Any]]] = {
             "question_tokens": 640, "output_tokens": 40, "seed": 11,
         },
     ),
+    "multi-turn-long": (
+        "multi-turn",
+        {
+            "clients": 16, "parallel": 6, "rounds": 3, "request_tokens": 1280,
+            "question_tokens": 2816, "output_tokens": 224, "think_s": 1.5, "order": "fifo",
+            "seed": 13,
+        },
+    ),
     "shared": (
         "shared-prefix",
         {

@@ -75,9 +75,13 @@ class Bench:
 
     @property
     def layout(self) -> KvLayout:
-        """Of a page. On a CPU the cache has the model's type there."""
+        """Of a page."""
+        return self.layout_of(self.page_size_tokens)
+
+    def layout_of(self, page_size_tokens: int) -> KvLayout:
+        """Of a page of that size. On a CPU the cache has the model's type there."""
         geometry = self.geometry.with_kv_dtype("auto" if self.where.type == "cuda" else "fp32")
-        return KvLayout.of(geometry, self.page_size_tokens)
+        return KvLayout.of(geometry, page_size_tokens)
 
     @property
     def driver(self) -> Driver | None:
@@ -93,6 +97,12 @@ class Bench:
     def host(self) -> HostPool:
         """L2."""
         return self._make("host", self._make_host)
+
+    def pools(self, page_size_tokens: int) -> tuple[DevicePool, HostPool]:
+        """L1 and L2 in pages of that size: those above, or smaller ones made for it."""
+        if page_size_tokens == self.page_size_tokens:
+            return self.pool, self.host
+        return self._make(f"pools {page_size_tokens}", lambda: self._make_pools(page_size_tokens))
 
     @property
     def model(self) -> ModelDevice:
@@ -155,6 +165,14 @@ class Bench:
         host = HostPool(self.layout, pages, self.driver, align_bytes=BLOCK_BYTES)
         self._closers.append(host.close)
         return host
+
+    def _make_pools(self, page_size_tokens: int) -> tuple[DevicePool, HostPool]:
+        layout = self.layout_of(page_size_tokens)
+        pages = max(8, self.scale.host_bytes // 2 // layout.page_bytes)
+        pool = DevicePool(layout, pages, self.where)
+        host = HostPool(layout, pages, self.driver, align_bytes=BLOCK_BYTES)
+        self._closers.append(host.close)
+        return pool, host
 
     def _make_model(self) -> ModelDevice:
         dtype = torch.bfloat16 if self.where.type == "cuda" else torch.float32

@@ -131,7 +131,7 @@ class DiskProbe:
         count, pieces, at_once = pages
         size = count * self._page_bytes
         # More than is timed: the other direction's operation ends, too; caches are dropped.
-        more = 3.0 if series.endswith("_mixed") or "cached" in series else 1.0
+        more = 3.0 if series.endswith(("_mixed", ".cold")) else 1.0
         weight = max(0.1, more * 8 * size * at_once / BYTES_PER_S)
         kind = "check" if role == "check" else "fit"
         return Point(series, (size, pieces, at_once), kind, weight)

@@ -74,7 +74,7 @@ class InterferenceProbe:
         act = self._act(what)
         if under == "alone":
             return act
-        other = self._act(f"copy_{under}" if under in ("h2d", "d2h") else under)
+        other = self._beside(under)
 
         def beside() -> int:
             with going_on(other):
@@ -84,6 +84,12 @@ class InterferenceProbe:
 
     def close(self) -> None:
         self._copies.close()
+
+    def _beside(self, under: str) -> Callable[[], int]:
+        """What is repeated in the background: prefills alone there, no decode between them."""
+        if under == "prefill":
+            return self._steps.in_a_row(min(PREFILL_TOKENS, self._bench.scale.chunk_tokens))
+        return self._act(f"copy_{under}" if under in ("h2d", "d2h") else under)
 
     def _act(self, what: str) -> Callable[[], int]:
         scale = self._bench.scale

@@ -3,6 +3,7 @@
     pcie.copy.*        one plain copy of pinned memory, and the wait for it: the link's own curve
     pcie.BACKEND.*     `TransferDevice.run` of a whole operation: pages in one run, no two beside
                        each other, or (held out) in a few runs
+    pcie.*.*.*.PAGE    the same in pages of another size than the calibration's, in tokens
     pcie.*.both        each of two threads copies its own way, from its own half of the pools
 
 A sample is the blocking call on the host's clock. A back-end that this machine cannot do is missing
@@ -32,6 +33,7 @@ KINDS = ("run", "scattered")
 PLAIN = (*(4096 * 4**power for power in range(9)), 768 << 20)
 PLAIN_CHECKS = (150_000, 3 << 20, 40 << 20, 300 << 20)
 BOTH_ROUNDS = 3
+MIB = 1 << 20
 BYTES_PER_S = 25e9  # for the time that a point wants
 
 
@@ -41,13 +43,21 @@ class TransfersProbe:
     name = "transfers"
 
     def __init__(
-        self, bench: Bench, link_bytes_per_s: float = 0.0, backends: tuple[str, ...] = BACKENDS
+        self,
+        bench: Bench,
+        link_bytes_per_s: float = 0.0,
+        backends: tuple[str, ...] = BACKENDS,
+        other_pages: tuple[int, ...] = (),
     ) -> None:
-        """`link_bytes_per_s`: what the link can carry one way; 0: not known."""
+        """`link_bytes_per_s`: what the link can carry one way; 0: not known. `other_pages`: sizes
+        of pages, in tokens, that back-ends are timed with besides the bench's own.
+        """
         self._bench = bench
         self._link = link_bytes_per_s
         self._names = backends
-        self._backends: dict[str, tuple[TransferBackend | Auto, ...]] = {}
+        self._other_pages = other_pages
+        # By name and tokens of a page.
+        self._backends: dict[tuple[str, int], tuple[TransferBackend | Auto, ...]] = {}
 
     def describe(self) -> dict[str, Described]:
         axes, page = ("bytes",), self._bench.page_size_tokens
@@ -66,6 +76,12 @@ class TransfersProbe:
                 series[f"pcie.{name}.{way}.pieces"] = Described(
                     (*axes, "pieces"), "the same in pieces that are not neighbours"
                 )
+                for tokens in self._other_pages:
+                    for kind, pages in (("run", "consecutive"), ("scattered", "scattered")):
+                        series[f"pcie.{name}.{way}.{kind}.{tokens}"] = Described(
+                            axes, f"an operation of back-end {name}, {way}, {pages} pages of "
+                            f"{tokens} tokens",
+                        )  # fmt: skip
             series[f"pcie.{name}.both"] = Described(
                 axes, f"one each way at once by back-end {name}, scattered pages; bytes each way"
             )
@@ -99,6 +115,28 @@ class TransfersProbe:
                     for count, pieces in _fragments(fits)
                 ]
             points.append(_point(f"pcie.{name}.both", both, "fit"))
+        return [*points, *self._in_other_pages()]
+
+    def _in_other_pages(self) -> list[Point]:
+        """Fewer sizes: one page, each fourth power from a MiB on, and the most."""
+        points: list[Point] = []
+        for tokens in self._other_pages:
+            page_bytes = self._bench.layout_of(tokens).page_bytes
+            most = max(1, self._bench.scale.host_bytes // 4 // page_bytes)
+            fits = sorted({1, most, *(each for each in _powers(most)[::2]
+                                      if each * page_bytes >= MIB)})  # fmt: skip
+            checks = [round((a * b) ** 0.5) for a, b in zip(fits, fits[1:])][1::2]  # noqa: B905, RUF007
+            for key in (
+                f"pcie.{name}.{way}.{kind}.{tokens}"
+                for name in self._names
+                for way in WAYS
+                for kind in KINDS
+            ):
+                points += [_point(key, count * page_bytes, "fit") for count in fits]
+                points += [
+                    _point(key, count * page_bytes, "check")
+                    for count in sorted(set(checks) - set(fits))
+                ]
         return points
 
     def open(self) -> None:
@@ -117,8 +155,11 @@ class TransfersProbe:
             return self._both(name, size)
         if name == "copy":
             return self._plain(way, size, 0)
-        lists = self._pieces(*point.at) if kind[0] == "pieces" else self._lists(size, kind[0])
-        return self._operation(name, way, lists, size)
+        tokens = int(kind[1]) if len(kind) > 1 else self._bench.page_size_tokens
+        lists = (
+            self._pieces(*point.at) if kind[0] == "pieces" else self._lists(size, kind[0], tokens)
+        )
+        return self._operation(name, way, lists, size, tokens)
 
     def close(self) -> None:
         """Close the back-ends; the pools are the bench's."""
@@ -127,13 +168,15 @@ class TransfersProbe:
                 backend.close()
         self._backends.clear()
 
-    def _lists(self, size_bytes: int, kind: str) -> tuple[PageRuns, PageRuns]:
-        """Pages of L1, and as many of L2."""
+    def _lists(self, size_bytes: int, kind: str, tokens: int = 0) -> tuple[PageRuns, PageRuns]:
+        """Pages of L1, and as many of L2, of so many tokens each; 0: the bench's own."""
         bench = self._bench
-        count = size_bytes // bench.layout.page_bytes
+        tokens = tokens or bench.page_size_tokens
+        count = size_bytes // bench.layout_of(tokens).page_bytes
         if kind == "run":
             return ((0, count),), ((0, count),)
-        return bench.pages(bench.pool, count), bench.pages(bench.host, count)
+        pool, host = bench.pools(tokens)
+        return bench.pages(pool, count), bench.pages(host, count)
 
     def _pieces(self, size_bytes: int, pieces: int) -> tuple[PageRuns, PageRuns]:
         """As many pages of each, in runs of the same length."""
@@ -147,36 +190,35 @@ class TransfersProbe:
             lists.append(tuple((int(cell) * (length + 1), length) for cell in cells))
         return lists[0], lists[1]
 
-    def _backend(self, name: str, way: str) -> TransferBackend | Auto:
+    def _backend(self, name: str, way: str, tokens: int) -> TransferBackend | Auto:
         """One for each way, as two threads need them."""
-        if name not in self._backends:
-            self._backends[name] = self._make(name)
-        return self._backends[name][WAYS.index(way)]
+        if (name, tokens) not in self._backends:
+            self._backends[name, tokens] = self._make(name, tokens)
+        return self._backends[name, tokens][WAYS.index(way)]
 
-    def _make(self, name: str) -> tuple[TransferBackend | Auto, ...]:
+    def _make(self, name: str, tokens: int) -> tuple[TransferBackend | Auto, ...]:
         from hw.transfers.auto import Auto, Traffic, make_backend
 
         bench = self._bench
         traffic = Traffic()
-        first = make_backend(name, bench.pool, bench.host, bench.driver, traffic=traffic)
+        pool, host = bench.pools(tokens)
+        first = make_backend(name, pool, host, bench.driver, traffic=traffic)
         table = first.table if isinstance(first, Auto) else None
-        second = make_backend(
-            name, bench.pool, bench.host, bench.driver, traffic=traffic, table=table
-        )
+        second = make_backend(name, pool, host, bench.driver, traffic=traffic, table=table)
         return first, second
 
     def _operation(
-        self, name: str, way: str, lists: tuple[PageRuns, PageRuns], size: int
+        self, name: str, way: str, lists: tuple[PageRuns, PageRuns], size: int, tokens: int
     ) -> Callable[[], int]:
         from hicache.allocator import extents
         from hw.device import Control
         from hw.transfers.device import TransferDevice
 
         source, target = lists if way == "d2h" else lists[::-1]
-        pages = size // self._bench.layout.page_bytes
+        pages = size // self._bench.layout_of(tokens).page_bytes
         direction = "d2h" if way == "d2h" else "h2d"
         operation = Copy(direction, pages, size, extents(source, target), source, target)
-        device = TransferDevice(self._backend(name, way), direction)
+        device = TransferDevice(self._backend(name, way, tokens), direction)
 
         def act() -> int:
             begun_ns = time.monotonic_ns()
@@ -213,7 +255,8 @@ class TransfersProbe:
                 pages = min(bench.pool.pages, bench.host.pages) // 2
                 acts.append(self._plain(way, size, place * pages * bench.layout.page_bytes))
             else:
-                acts.append(self._operation(name, way, self._half_lists(size, place), size))
+                lists = self._half_lists(size, place)
+                acts.append(self._operation(name, way, lists, size, bench.page_size_tokens))
         for act in acts:
             act()
 

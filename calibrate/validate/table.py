@@ -12,6 +12,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from calibrate.into import parts_measured
 from calibrate.validate.compare import Figure
 from calibrate.validate.timing import KINDS, Total
 from calibrate.validate.validation import Validation, measured_at
@@ -51,12 +52,14 @@ def headline(found: Validation) -> str:
     """What was compared with what."""
     summary = found.simulated.summary
     times = ", ".join(run.measured_at or "at an unknown time" for run in found.hardware)
+    parts = "".join(f", {key} of {when}" for key, when in parts_measured(found.profile).items())
     truth = "" if found.truth == "profile" else ", with measured durations"
     return (
         f"{found.name}: {summary['requests']:,} requests, {summary['model']} on "
         f"{found.hardware[0].summary['profile']}, policy {found.scenario.restore.policy}; "
         f"{len(found.hardware)} run{'s' * (len(found.hardware) > 1)} ({times}) against the profile "
-        f"{found.profile.name} of {measured_at(found.profile) or found.profile.date}{truth}"
+        f"{found.profile.name} of {measured_at(found.profile) or found.profile.date}"
+        f"{parts}{truth}"
     )
 
 

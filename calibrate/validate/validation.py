@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 from simpy import Environment
 
+from calibrate.into import parts_measured
 from calibrate.validate.causes import Cause, causes, with_measured
 from calibrate.validate.compare import (
     Figure,
@@ -183,6 +184,7 @@ def as_json(found: Validation) -> dict[str, Any]:
             "software": found.profile.software,
             "date": found.profile.date,
             "measured_at": measured_at(found.profile),
+            "parts_measured_at": parts_measured(found.profile),
         },
         "runs": [
             {

@@ -157,6 +157,9 @@ def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path):
         for each in series.samples
     }  # fmt: skip
     assert before.items() <= after.items()
+    # It began when the first did, and took as long as both.
+    assert whole.measurement.began == half.measurement.began
+    assert whole.measurement.duration_s >= half.measurement.duration_s
 
 
 @pytest.mark.parametrize(
@@ -165,6 +168,8 @@ def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path):
         ({"only": ("stepps",)}, "--only stepps: it must be of steps, engine"),
         ({"l3_backend": "ftp"}, "--l3-backend ftp: it must be of"),
         ({"page_size_tokens": 0}, "--page-size 0: it must be 1 or more"),
+        ({"other_pages": (16, 0)}, "--page-size 0: it must be 1 or more"),
+        ({"other_pages": (16, 64)}, "--page-size 64, 16, 64: each may be given once"),
         ({"only": ("steps",)}, "--only steps: it is not .*; measured here are disk, host"),
         ({"only": ("host", "peers")}, "--only peers: there are not several GPUs here"),
         ({"only": ("server",)}, "--only server: no --server was given"),
@@ -210,7 +215,13 @@ def test_a_folder_is_no_profile(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", [["--only", "host"], ["--disk-size", "32MiB"], ["--page-size", "8"]]
+    "other",
+    [
+        ["--only", "host"],
+        ["--disk-size", "32MiB"],
+        ["--page-size", "8"],
+        ["--thorough"],
+    ],
 )
 def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path, capsys, other):
     """Else its samples would be lost, or mixed with others."""

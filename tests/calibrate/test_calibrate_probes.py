@@ -14,10 +14,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from stub_machine import CONFIG
+from stub_machine import CONFIG, built_of, measure
 
 from calibrate.command import run_calibration
-from calibrate.kit import Options, make_kit
+from calibrate.kit import Options, make_kit, other_pages
 from calibrate.points import Point
 from calibrate.probes.bench import GPU_SCALE, Bench, Scale
 from calibrate.probes.disk import DiskProbe
@@ -109,6 +109,55 @@ def test_copies_of_every_back_end_are_timed(bench):
             assert probe.floor(point).ns == pytest.approx(point.at[0])
     probe.close()
     assert len(seen) == 3 + 3 * 7
+
+
+def test_copies_are_timed_in_pages_of_other_sizes_too(bench):
+    probe = TransfersProbe(bench, link_bytes_per_s=1e9, backends=("direct",), other_pages=(2, 16))
+    probe.open()
+    points = probe.points("quick")
+    assert {each.series for each in points} == set(probe.describe())
+    for tokens in (2, 16):
+        pool, host = bench.pools(tokens)
+        page_bytes = bench.layout_of(tokens).page_bytes
+        assert (pool.layout.page_size_tokens, host.layout.page_size_tokens) == (tokens, tokens)
+        for way in ("h2d", "d2h"):
+            for kind in ("run", "scattered"):
+                mine = [
+                    each for each in points if each.series == f"pcie.direct.{way}.{kind}.{tokens}"
+                ]
+                assert min(each.at for each in mine) == (page_bytes,)
+                assert all(each.at[0] % page_bytes == 0 for each in mine)
+                assert all(probe.sampler(each)() > 0 for each in mine[:2])
+    lists = probe._lists(8 * bench.layout_of(2).page_bytes, "scattered", 2)
+    assert [sum(count for _, count in runs) for runs in lists] == [8, 8]
+    # What is copied is what lies there.
+    pool, host = bench.pools(2)
+    assert pool.k is not None
+    pool.k.normal_()
+    probe.sampler(Point("pcie.direct.d2h.run.2", (4 * bench.layout_of(2).page_bytes,)))()
+    assert torch.equal(host.k[:, :4], pool.k[:, :4])
+    probe.close()
+
+
+def test_what_is_timed_in_other_pages_comes_into_the_profile(bench, tmp_path):
+    probe = TransfersProbe(bench, backends=("direct",), other_pages=(2,))
+    built = built_of(measure([probe], str(tmp_path / "journal")))
+    backends = built.profile.pcie.backends
+    assert backends is not None
+    assert backends.direct is not None
+    assert backends.direct.page_bytes == bench.layout.page_bytes
+    assert backends.direct.by_page is not None
+    assert backends.direct.by_page.sizes() == (bench.layout_of(2).page_bytes,)
+
+
+def test_which_pages_are_timed():
+    quick = Options(out="x.json")
+    assert other_pages(quick, small=False) == ()
+    assert other_pages(quick._replace(effort="thorough"), small=False) == (1, 16, 256)
+    assert other_pages(quick._replace(effort="thorough"), small=True) == ()
+    sixteen = quick._replace(effort="thorough", page_size_tokens=16)
+    assert other_pages(sixteen, small=False) == (1, 256)
+    assert other_pages(quick._replace(other_pages=(16, 2)), small=True) == (16, 2)
 
 
 def test_scattered_pages_are_no_neighbours(bench):

@@ -52,6 +52,19 @@ def test_a_journal_of_another_machine_is_refused(tmp_path):
         Journal(path, {"gpu": "B"})
 
 
+def test_a_journal_knows_the_sessions_before(tmp_path):
+    path = str(tmp_path / "journal")
+    for number in range(2):
+        journal = Journal(path, {})
+        assert journal.sessions == [("2026-01-01T00:00:00+00:00", 3.5)] * number
+        journal.add(f"x@{number}", Sample(at=(number,), ns=(5,)))
+        journal.end_session("2026-01-01T00:00:00+00:00", 3.5)
+        journal.close()
+    journal = Journal(path, {})
+    assert (journal.resumed, len(journal.sessions)) == (2, 2)
+    journal.close()
+
+
 def test_a_line_that_was_cut_off_is_dropped_and_written_again(tmp_path):
     path = tmp_path / "journal"
     journal = Journal(str(path), {})
