@@ -92,6 +92,9 @@ def renew(
     for key in (key for probe in taken for key in PARTS[probe]):
         profile = _with(profile, made, key)
     gone = {key for probe in taken for key in series_of[probe]}
+    # Those of another plan, too: more sizes of pages, a thorough one's threads.
+    heads = {key.split(".", 1)[0] for key in gone}
+    gone |= {key for key in old if key.split(".", 1)[0] in heads}
     assert made.measurement is not None
     fresh = [each for each in made.measurement.fits if set(each.series) <= gone]
     kept = before or Measurement(command="", began="", duration_s=0, facts={})

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from hicache.errors import HiCacheError
 from report.rows import Rows
+from report.run import Finer
 
 if TYPE_CHECKING:
     from report.run import FinishedRun
-
 
 GIB = 1 << 30
 # Requests a second that no single server gets.
@@ -220,7 +220,9 @@ def outside_range(run: FinishedRun) -> list[str]:
     lines: list[str] = []
     for each in run.machine.outside_range():
         below = each.farthest < each.measured_to
-        taken = each.taken or ("that of the nearest sample" if below else "extrapolated")
+        taken = "that of the nearest sample" if below else "extrapolated"
+        if isinstance(each, Finer):
+            taken = "in proportion to the pieces"
         lines.append(
             f"outside_range: in {each.times:,} of {steps:,} operations the {each.what} lay "
             f"{'below' if below else 'beyond'} what the profile measured "

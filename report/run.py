@@ -14,15 +14,18 @@ from traces.reader import Trace
 
 
 class Outside(NamedTuple):
-    """One kind of question beyond a profile's samples: how often, the farthest, the samples' end,
-    and what was taken for the time ("": what goes on there, or the nearest sample).
+    """One kind of question beyond a profile's samples: how often, the farthest, the samples'
+    end.
     """
 
     what: str
     times: int
     farthest: int
     measured_to: int
-    taken: str = ""
+
+
+class Finer(Outside):
+    """What came in smaller parts than any sample: it was taken for as many more of these."""
 
 
 class Machine(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from report.run import Outside
+from report.run import Finer, Outside
 
 
 class RangeWatch:
@@ -37,11 +37,11 @@ class RangeWatch:
         """What was asked above the samples, what below, and what was finer, each in the order of
         first asking.
         """
-        kinds = (
-            (self._above, ""), (self._below, ""), (self._finer, "in proportion to the pieces")
+        return (
+            *_told(self._above), *_told(self._below),
+            *(Finer(what, *seen) for what, seen in self._finer.items()),
         )  # fmt: skip
-        return tuple(
-            Outside(what, seen[0], seen[1], seen[2], taken)
-            for kind, taken in kinds
-            for what, seen in kind.items()
-        )
+
+
+def _told(seen_of: dict[str, list[int]]) -> list[Outside]:
+    return [Outside(what, *seen) for what, seen in seen_of.items()]

@@ -123,6 +123,22 @@ def test_a_part_measured_twice_is_of_the_second_time(profile, tmp_path):
     assert twice == straight
 
 
+def test_what_an_earlier_plan_had_more_goes_with_its_part(profile, tmp_path):
+    assert profile.measurement is not None
+    series = profile.measurement.series
+    pages = [
+        msgspec.structs.replace(each, key=f"{each.key}.16")
+        for each in series
+        if each.key.startswith("pcie.direct.") and each.key.endswith((".run", ".scattered"))
+    ]
+    assert len(pages) == 4
+    more = msgspec.structs.replace(profile.measurement, series=(*series, *pages))
+    before = msgspec.structs.replace(profile, measurement=more)
+    made = renewed(before, *part(tmp_path, "transfers", link=20e9)).profile
+    assert made.measurement is not None
+    assert [each.key for each in made.measurement.series] == [each.key for each in series]
+
+
 def test_a_part_that_was_not_finished_stays(profile, tmp_path):
     probes = [each for each in probes_of(Truth(read=9e9)) if each.name == "disk"]
     probes[0].fails_after = 40  # Ctrl-C

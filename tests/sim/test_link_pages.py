@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from simpy import Environment
@@ -9,6 +11,8 @@ from simpy import Environment
 from hicache.errors import InputError
 from hicache.kernel import Pending
 from hicache.operations import Copy
+from report.run import Finer
+from scenario.load import load_scenario
 from scenario.profile import (
     BackendCopies,
     Backends,
@@ -24,8 +28,11 @@ from scenario.profile import (
 from sim.host import Host
 from sim.pcie import Link
 from sim.ranges import RangeWatch
+from sim.replay import replay
 
 BASE = load_profile("nvidia-h200")
+REPOSITORY = Path(__file__).resolve().parents[2]
+FRAGMENTED = REPOSITORY / "benchmarks" / "validation" / "shared-l2.toml"
 PAGE = 64_000
 OTHERS = (4_000, 16_000)
 SIZES = (64_000, 640_000, 6_400_000)
@@ -117,10 +124,30 @@ def test_pages_smaller_than_all_that_were_measured_are_told():
     took(profile_of(), copy_of(640_000, 2_000, 320), watch)
     took(profile_of(), copy_of(640_000, 1_000, 640), watch)
     (found,) = watch.outside_range()
-    assert found[1:] == (2, 1_000, 4_000, "in proportion to the pieces")
+    assert found[1:] == (2, 1_000, 4_000)
+    assert isinstance(found, Finer)
     alone = RangeWatch()
     took(profile_of(by_page=False), copy_of(640_000, 4_000, 160), alone)
-    assert alone.outside_range()[0][1:4] == (1, 4_000, PAGE)
+    assert alone.outside_range()[0][1:] == (1, 4_000, PAGE)
+
+
+def test_a_result_says_so():
+    def warned(page_size_tokens: int, page_ids: str) -> list[str]:
+        given = {
+            "machine.transfer_mode": "backend", "engine.page_ids": page_ids,
+            "tiers.page_size_tokens": page_size_tokens,
+        }  # fmt: skip
+        warnings = replay(load_scenario(FRAGMENTED, given)).summary["warnings"]
+        return [each for each in warnings if "bytes of each page" in each]
+
+    told = warned(16, "named")
+    assert told
+    for each in told:
+        assert each.startswith("outside_range: ")
+        assert "lay below what the profile measured (9,437,184; farthest 2,359,296)" in each
+        assert each.endswith("their time is in proportion to the pieces")
+    assert warned(16, "counted") == []  # every copy is taken for one piece
+    assert warned(64, "named") == []
 
 
 @pytest.mark.parametrize("name", ["h2d", "d2h", "h2d_scattered", "d2h_scattered"])
