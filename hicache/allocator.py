@@ -81,10 +81,11 @@ class PageAllocator(Allocator):
         starts, by_start, by_size = self._starts, self._by_start, self._by_size
         taken: list[tuple[int, int]] = []
         while count:
-            place = bisect_left(by_size, count << _BITS)
-            if place == len(by_size):
-                place -= 1  # nothing holds it all: use up the largest
-            run = by_size.pop(place)
+            wanted = count << _BITS
+            if by_size[-1] < wanted:  # nothing holds it all: use up the largest
+                run = by_size.pop()
+            else:
+                run = by_size.pop(bisect_left(by_size, wanted))
             size, first = run >> _BITS, run & _FIRST
             del by_start[first]
             at = bisect_left(starts, first)
@@ -94,7 +95,7 @@ class PageAllocator(Allocator):
                 insort(by_size, size - count << _BITS | rest)
                 taken.append((first, count))
                 break
-            del starts[at]
+            starts.pop(at)
             taken.append((first, size))
             count -= size
         return tuple(taken)
@@ -127,14 +128,14 @@ class PageAllocator(Allocator):
             assert before + size <= first, f"pages {first}..{end - 1} freed twice"
             if before + size == first:
                 joins = True
-                del by_size[bisect_left(by_size, size << _BITS | before)]
+                by_size.pop(bisect_left(by_size, size << _BITS | before))
                 first, length = before, length + size
         if following == end:
             size = by_start.pop(following)
-            del by_size[bisect_left(by_size, size << _BITS | following)]
+            by_size.pop(bisect_left(by_size, size << _BITS | following))
             length += size
             if joins:
-                del starts[place]
+                starts.pop(place)
             else:
                 starts[place] = first
         elif not joins:

@@ -112,6 +112,11 @@ class DecodeBatch:
         return iter(self._runs.values())
 
     @property
+    def runs(self) -> list[Running]:
+        """All requests, in the order in which they joined."""
+        return list(self._runs.values())
+
+    @property
     def requests(self) -> tuple[int, ...]:
         """The numbers of all requests, in the order in which they joined."""
         return tuple([run.request.number for run in self._runs.values()])

@@ -298,7 +298,8 @@ class Scheduler:
     def decoding(self) -> list[Asked]:
         """The same of the decode batch, in its order."""
         batch = self.decode.batch
-        return [self._asked(run, batch.kv_tokens(run)) for run in batch]
+        done = batch.steps
+        return [self._asked(run, run.decode_offset + done) for run in batch.runs]
 
     def _asked(self, run: Running, past_tokens: int) -> Asked:
         held, node = run.held, run.node
