@@ -1,14 +1,17 @@
 """How long `hicache curve` takes, as a whole process, and how its memory grows with the trace.
 
-    python benchmarks/curve_speed.py [TRACE] [--runs 5] [--kvcache-simulator COMMAND]
+    python benchmarks/curve_speed.py [TRACE] [--runs 5] [--pages 512,64,1]
+        [--kvcache-simulator COMMAND]
     python benchmarks/curve_speed.py --grow 1000000
 
 TRACE is Mooncake's conversation trace, else the shipped one. All variants take turns; medians of
-wall and CPU seconds and the largest memory are shown. With the command of kvcache-simulator (a
-package of that name; C++, compiled at its first use, which is not counted) its times stand beside
-them, for one LRU point and for its whole sweep, and every count of it is compared with ours. With
-`--grow` a multi-turn trace of so many requests, and of a half and a quarter of them, is
-generated, and goes through the exact curve, the optimum and a sampled curve.
+wall and CPU seconds and memory are shown; the last column says whether the median wall of one with
+a limit is within it, on 2 cores that do nothing else. `--pages` are the page sizes at which the
+curve and the optimum are timed, the first of them also for all else. With the command of
+kvcache-simulator (a package of that name; C++, compiled at its first use, which is not counted) its
+times stand beside them, for one LRU point and for its whole sweep, and every count of it is
+compared with ours. With `--grow` a multi-turn trace of so many requests, and of a half and a
+quarter of them, is generated, and goes through the exact curve, the optimum and a sampled curve.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from typing import Any
 from bench_inputs import CONVERSATION, REPOSITORY, SHIPPED_TRACE
 
 HICACHE = [sys.executable, "-m", "cli.main"]
-PAGE = {CONVERSATION.name: 512}
+PAGES = {CONVERSATION.name: "512,64,1"}
+# Wall seconds: all capacities; and the optimum at one more.
+CURVE_S, OPTIMUM_S = 1.0, 2.0
 ROUNDS = 8
 # One LRU point of kvcache-simulator: 5,637 blocks of this model.
 KV_MODEL, KV_GIB = "glm-5.2", "256"
@@ -42,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=CONVERSATION if CONVERSATION.exists() else SHIPPED_TRACE,
     )  # fmt: skip
     parser.add_argument("--runs", type=int, default=5, help="of each variant (default 5)")
+    parser.add_argument("--pages", default="", help="page sizes, as 512,64,1")
     parser.add_argument("--kvcache-simulator", metavar="COMMAND", default="")
     parser.add_argument("--grow", type=int, default=0, metavar="REQUESTS")
     options = parser.parse_args(arguments)
@@ -49,20 +55,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _grow(options.grow)
         return
     with tempfile.TemporaryDirectory() as folder:
-        _compare(options.trace, options.runs, options.kvcache_simulator, Path(folder))
+        pages = options.pages or PAGES.get(options.trace.name, "64")
+        try:
+            sizes = [int(each) for each in pages.split(",")]
+        except ValueError:
+            parser.error(f"--pages {pages}: it must be page sizes in tokens, as 512,64,1")
+        _compare(options.trace, sizes, options.runs, options.kvcache_simulator, Path(folder))
 
 
-def _compare(trace: Path, runs: int, simulator: str, folder: Path) -> None:
-    page = PAGE.get(trace.name, 64)
+def _compare(trace: Path, pages: Sequence[int], runs: int, simulator: str, folder: Path) -> None:
     out = str(folder / "curve.json")
-    curve = [*HICACHE, "curve", str(trace), "--page-size", str(page), "--out", out, "--quiet"]
-    capacity = str(6000 * 512 // page)
-    variants: dict[str, list[str]] = {
-        "curve, all capacities": curve,
-        f"curve and optimum at {capacity} pages": [*curve, "--optimum", capacity],
-        "curve and optimum at 48 more": [*curve, "--optimum", "curve"],
-        "curve, one page in 100": [*curve, "--sample", "0.01"],
-    }
+    variants: dict[str, list[str]] = {}
+    limits: dict[str, float] = {}
+    page = pages[0]
+    for each in pages:
+        curve = [*HICACHE, "curve", str(trace), "--page-size", str(each), "--out", out, "--quiet"]
+        capacity = str(6000 * 512 // each)
+        of_page = "" if each == page else f", pages of {each}"
+        named = f"curve, all capacities{of_page}", f"curve and optimum at {capacity} pages{of_page}"
+        variants |= {named[0]: curve, named[1]: [*curve, "--optimum", capacity]}
+        limits |= {named[0]: CURVE_S, named[1]: OPTIMUM_S}
+    curve = variants["curve, all capacities"]
+    variants["curve and optimum at 48 more"] = [*curve, "--optimum", "curve"]
+    variants["curve, one page in 100"] = [*curve, "--sample", "0.01"]
     if simulator:
         other = [simulator, "run", "--trace", str(trace), "--model", KV_MODEL, "--no-progress"]
         other += ["--block-size", str(page), "--format", "json"]
@@ -74,10 +89,12 @@ def _compare(trace: Path, runs: int, simulator: str, folder: Path) -> None:
     for _ in range(runs):
         for name, command in variants.items():
             took[name].append(_once(command)[1])
-    print("| variant | wall s | CPU s | MB |\n|---|---:|---:|---:|")
+    print("| variant | wall s | CPU s | MB | at most s | |\n|---|---:|---:|---:|---:|---|")
     for name, each in took.items():
         wall, cpu, memory = (statistics.median(column) for column in zip(*each, strict=True))
-        print(f"| {name} | {wall:.2f} | {cpu:.2f} | {memory:.0f} |")
+        limit = limits.get(name)
+        asked = f"{limit:.1f} | {'met' if wall <= limit else 'MISSED'}" if limit else " | "
+        print(f"| {name} | {wall:.2f} | {cpu:.2f} | {memory:.0f} | {asked} |")
 
 
 def _agree(theirs: dict[str, Any], curve: list[str], out: str) -> None:

@@ -205,8 +205,9 @@ def _runner(given: PlanArguments) -> Runner:
     workers = given.jobs or cores()
 
     def run(jobs: Sequence[Job], what: str) -> Generator[Done]:
+        results = run_here(jobs, workers, Lost())  # before the bar, which has a thread
         with CellsBar(f"simulating {what}", len(jobs)) as bar:
-            for done in run_here(jobs, workers, Lost()):
+            for done in results:
                 yield done
                 bar.advance()
 

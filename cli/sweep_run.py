@@ -15,7 +15,7 @@ from scenario.load import parse_assignments
 from scenario.results import check_target
 from sim.sweep import Cell, Grid, axis_of, cells_of, sources_digest
 from sim.sweep_cell import Done, Figures, Job, job_of
-from sim.sweep_pool import Lost, cores, end_workers, run_here, run_on_ray
+from sim.sweep_pool import Lost, cores, end_workers, run_here, run_on_ray, start_workers
 from sim.sweep_store import (
     Journal,
     check_out,
@@ -67,6 +67,15 @@ def run_sweep(given: SweepArguments) -> int:
         print_cells(cells)
         return 0
     workers = _workers(given)
+    try:
+        if given.ray is None:
+            start_workers(min(workers, len(cells)))  # before pyarrow, which has threads
+        return _run_what_is_new(given, workers, cells)
+    finally:
+        end_workers()
+
+
+def _run_what_is_new(given: SweepArguments, workers: int, cells: Sequence[Cell]) -> int:
     check_out(given.out, force=given.force)
     folders = _folders(cells, given.folders)
     state = _State()
@@ -79,7 +88,6 @@ def run_sweep(given: SweepArguments) -> int:
             _run(given, workers, cells, folders, state, journal)
         except KeyboardInterrupt:
             state.interrupted = True
-        finally:
             end_workers()
         if state.figures or not state.interrupted:
             _write(given.out, cells, state, folders)

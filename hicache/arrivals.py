@@ -15,6 +15,7 @@ anywhere in the trace; otherwise they are streamed. This module refuses to know 
 # `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -25,6 +26,9 @@ from hicache.errors import InputError
 from hicache.kernel import Sleep, Task
 from hicache.options import LoadOptions
 from hicache.requests import Request
+from hicache.waiting import WaitingRequests
+
+NOBODY = -1
 
 
 class Server(Protocol):
@@ -67,9 +71,14 @@ class LinkedArrivals:
         self._env: Any = env  # its times are ints
         self._server = server
         self._options = options
-        self._followers: dict[int, list[Request]] = {}  # by the number of the request they follow
-        self._round_of: dict[int, int] = {}  # 0: a first turn
-        self._session_of: dict[int, int] = {}  # the number of its first turn
+        # By a request's number: itself until its turn has come, the latest request that follows it,
+        # and the one before among those that follow the same (`NOBODY`: none).
+        self._waiting = WaitingRequests()
+        self._latest_follower = array("q")
+        self._follower_before = array("q")
+        # By its number, too: its round (0: a first turn), and the number of its session's first.
+        self._round_of = array("q")
+        self._session_of = array("q")
         self._left_in_round: list[int] = []
         self._left_in_session: dict[int, int] = {}
         # Later turns whose time is known and whose round has not begun: (request, not before).
@@ -103,17 +112,24 @@ class LinkedArrivals:
     def _read(self, requests: Iterable[Request]) -> list[Request]:
         closed = self._options.loop == "closed"
         rounds, sessions = self._round_of, self._session_of
+        waiting, latest, before = self._waiting, self._latest_follower, self._follower_before
         first_turns: list[Request] = []
         for request in requests:
             number = request.number
+            assert number == len(rounds), "requests are numbered from 0, in the order of the trace"
+            latest.append(NOBODY)
             if request.after >= 0 and (closed or request.arrival_ns < 0):
-                self._followers.setdefault(request.after, []).append(request)
-                rounds[number] = rounds[request.after] + 1
-                sessions[number] = sessions[request.after]
+                waiting.hold(request)
+                before.append(latest[request.after])
+                latest[request.after] = number
+                rounds.append(rounds[request.after] + 1)
+                sessions.append(sessions[request.after])
             else:
                 first_turns.append(request)
-                rounds[number] = 0
-                sessions[number] = number
+                waiting.pass_over()
+                before.append(NOBODY)
+                rounds.append(0)
+                sessions.append(number)
             if rounds[number] == len(self._left_in_round):
                 self._left_in_round.append(0)
             self._left_in_round[rounds[number]] += 1
@@ -155,9 +171,9 @@ class LinkedArrivals:
         self._in_flight -= 1
         if self._unsent:
             self._arrive(self._unsent.popleft())
-        turn = self._round_of.pop(number)
+        turn = self._round_of[number]
         self._left_in_round[turn] -= 1
-        for follower in self._followers.pop(number, ()):
+        for follower in self._taken_followers(number):
             at_ns = now + follower.delay_ns
             if self._options.barrier:
                 self._next_round.append((follower, at_ns))
@@ -167,9 +183,19 @@ class LinkedArrivals:
             waiting, self._next_round = self._next_round, []
             for follower, at_ns in waiting:
                 self._arrive_at(follower, at_ns)
-        session = self._session_of.pop(number)
+        session = self._session_of[number]
         self._left_in_session[session] -= 1
         if not self._left_in_session[session]:
             del self._left_in_session[session]
             if self._options.clients:
                 self._begin_session()
+
+    def _taken_followers(self, number: int) -> list[Request]:
+        """The requests that follow that one, in the order of the trace; no longer kept here."""
+        followers: list[Request] = []
+        each = self._latest_follower[number]
+        while each != NOBODY:
+            followers.append(self._waiting.take(each))
+            each = self._follower_before[each]
+        followers.reverse()
+        return followers

@@ -6,7 +6,7 @@ from scenario.records import Scenario
 
 
 def idle_tree_keys(scenario: Scenario) -> dict[str, str]:
-    """Each such key with the reason, for `scenario.resolve`."""
+    """Each such key with the reason, for `scenario.idle`."""
     cache, restore = scenario.cache, scenario.restore
     idle: dict[str, str] = {}
     by_page = cache.eviction_granularity == "page" and cache.write_unit == "path"

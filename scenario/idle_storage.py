@@ -23,7 +23,7 @@ _TIMED = tuple(
 
 
 def idle_storage_keys(scenario: Scenario) -> dict[str, str]:
-    """Each such key with the reason, for `scenario.resolve`."""
+    """Each such key with the reason, for `scenario.idle`."""
     prefetch = scenario.prefetch
     idle: dict[str, str] = {}
     if scenario.tiers.l3.is_zero:

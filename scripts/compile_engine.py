@@ -51,11 +51,11 @@ MODULES = (
     "hicache.staged_reads", "hicache.staged_writes", "hicache.store_belief",
     "hicache.store_contents", "hicache.store_index", "hicache.tier", "hicache.transfers",
     "hicache.tree", "hicache.tree_pages", "hicache.tree_paths", "hicache.untimed",
-    "hicache.write_back", "hicache.write_rules", "hw.jobs", "hw.machine", "hw.pump", "hw.steps",
-    "hw.submission", "sim.burst", "sim.contention", "sim.curves", "sim.disk", "sim.finish",
-    "sim.gpu", "sim.host", "sim.host_pieces", "sim.instant", "sim.keyed_store", "sim.lanes",
-    "sim.layered", "sim.link_ways", "sim.pcie", "sim.ranges", "sim.shared_device", "sim.step_model",
-    "sim.timer", "traces.block_keys",
+    "hicache.waiting", "hicache.write_back", "hicache.write_rules", "hw.jobs", "hw.machine",
+    "hw.pump", "hw.steps", "hw.submission", "sim.burst", "sim.contention", "sim.curves", "sim.disk",
+    "sim.finish", "sim.gpu", "sim.host", "sim.host_pieces", "sim.instant", "sim.keyed_store",
+    "sim.lanes", "sim.layered", "sim.link_ways", "sim.pcie", "sim.ranges", "sim.shared_device",
+    "sim.step_model", "sim.timer", "traces.block_keys",
 )  # fmt: skip
 
 SLOWER = "the sources run as they are, at about half the speed"

@@ -12,12 +12,18 @@ It refuses to know where runs come from, and to interpolate what is not on such 
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from traces.reuse import HitRuns
+
+# What happens at a place: a run of hits begins or ends, or pages there hold fewer tokens.
+_BEGINS, _ENDS, _LACKS = range(3)
+_KINDS = 3
 
 
 class Shortfall(NamedTuple):
@@ -118,20 +124,22 @@ def curve_of(
 
     Every page counts for `page_size_tokens` tokens, but for those in `shortfalls`.
     """
-    slopes: defaultdict[int, int] = defaultdict(int)
-    for first, end, asker in zip(runs.first_places, runs.end_places, runs.askers, strict=True):
-        if asker >= first_asker:
-            slopes[first] += 1
-            slopes[end] -= 1
     lacking: defaultdict[int, int] = defaultdict(int)
     for place, missing, asker in shortfalls:
         if asker >= first_asker:
             lacking[place] += missing
             lacking[place + 1] -= missing
-    capacities, pages, tokens = [0], [0], [0]
+    # Arrays while there is much else; where the slope changes, in the order of places.
+    capacities, pages, tokens = (array("q", [0]) for _ in range(3))
     slope = lack = 0
-    for place in sorted(slopes.keys() | lacking.keys()):
-        steeper, lacks = slopes.get(place, 0), lacking.get(place, 0)
+    for place, changes in groupby(_changes(runs, lacking, first_asker), _place_of):
+        steeper = lacks = 0
+        for change in changes:
+            kind = change % _KINDS
+            if kind == _LACKS:
+                lacks = lacking[place]
+            else:
+                steeper += 1 if kind == _BEGINS else -1
         if not steeper and not lacks:
             continue
         width = place - 1 - capacities[-1]
@@ -142,4 +150,19 @@ def curve_of(
         slope += steeper
         lack += lacks
     assert slope == lack == 0, "every run of hits ends"
-    return HitCurve(capacities, pages, tokens)
+    return HitCurve(list(capacities), list(pages), list(tokens))
+
+
+def _changes(runs: HitRuns, lacking: Iterable[int], first_asker: int) -> Iterator[int]:
+    """Place and kind, in one number, of whatever changes the slope; ascending."""
+    changes = [place * _KINDS + _LACKS for place in lacking]
+    for first, end, asker in zip(runs.first_places, runs.end_places, runs.askers, strict=True):
+        if asker >= first_asker:
+            changes.append(first * _KINDS + _BEGINS)
+            changes.append(end * _KINDS + _ENDS)
+    changes.sort()
+    yield from changes
+
+
+def _place_of(change: int) -> int:
+    return change // _KINDS

@@ -28,7 +28,7 @@ from hicache.errors import InputError
 from hicache.requests import KeyRuns
 from sim.curve_points import HitCurve, curve_of
 from sim.curve_trace import TraceUses
-from traces.reuse import Reuse
+from traces.reuse import HitPlaces
 
 PARTS = 8
 # Of the estimate: enough for a plot, and for reading between them.
@@ -44,7 +44,7 @@ class _Drawn:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.reuse = Reuse()
+        self.reuse = HitPlaces()
         # Sampled pages that were asked for and might have been hits.
         self.asked = 0
 

@@ -19,7 +19,7 @@ from sim.curve_points import Shortfall
 from traces.ctrl_c import CtrlC
 from traces.cut import Runs, add_run
 from traces.reader import Trace
-from traces.reuse import Reuse
+from traces.reuse import HitPlaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ExactReuse:
     """Takes all pages of all contexts."""
 
     def __init__(self) -> None:
-        self.reuse = Reuse()
+        self.reuse = HitPlaces()
 
     def take(self, runs: KeyRuns, may_hit_pages: int) -> int:
         """Take the next context."""

@@ -1,7 +1,8 @@
-"""Workers for the cells of a sweep: the cores of this machine by joblib, or a cluster by Ray.
+"""Workers for the cells of a sweep: the cores of this machine, or a cluster by Ray.
 
-Both hand a cell to a process, take its figures in whatever order they come, and outlive a worker
-that is killed: its cell is run again. A cell that has taken `ATTEMPTS` workers with it ends the
+On this machine they are forks of this process, which are ready at once, or joblib's where forking
+is not safe (`sim.forked`). All are handed a cell, give its figures in whatever order they come, and
+may be killed: the cell is run again. A cell that has taken `ATTEMPTS` workers with it ends the
 sweep, for it will take the next one, too (memory, most often). Results do not depend on how many
 workers there are, nor on where they run.
 """
@@ -16,15 +17,20 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from hicache.errors import HiCacheError, InputError
+from sim.forked import ForkedWorkers
 from sim.sweep_cell import Done, Job, run_job
 
 ATTEMPTS = 4
 LOCAL = "local"
 KNOCK_S = 5
+
+# Of this process, as joblib's are.
+_forked = ForkedWorkers()
 
 
 class WorkersLost(HiCacheError):
@@ -44,13 +50,33 @@ def cores() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
+def start_workers(workers: int) -> None:
+    """Have so many workers ready for `run_here`, where they can be forked; else it starts them."""
+    if workers > 1:
+        _forked.start(workers)
+
+
 def run_here(jobs: Sequence[Job], workers: int, lost: Lost) -> Generator[Done]:
-    """Run `jobs` on `workers` cores of this machine; one: in this process. The workers stay for
-    the next call, until `end_workers`. Raises WorkersLost, and whatever a bug in a cell raises.
+    """Run `jobs` on `workers` cores of this machine; one: in this process. The workers are there
+    when it returns, and stay for the next call, until `end_workers`. Call it before what starts a
+    thread. Iterating raises WorkersLost, and whatever a bug in a cell raises.
     """
-    if workers == 1 or len(jobs) < 2:
-        yield from map(run_job, jobs)
-        return
+    workers = min(workers, len(jobs))
+    if workers < 2:
+        return _in_this_process(jobs)
+    start_workers(workers)
+    return _on_workers(jobs, workers, lost)
+
+
+def _in_this_process(jobs: Sequence[Job]) -> Generator[Done]:
+    try:
+        for job in jobs:
+            yield _at_worker(run_job, job)
+    finally:
+        gc.unfreeze()
+
+
+def _on_workers(jobs: Sequence[Job], workers: int, lost: Lost) -> Generator[Done]:
     left = {job.number: job for job in jobs}
     in_vain = 0
     while left:
@@ -68,6 +94,10 @@ def run_here(jobs: Sequence[Job], workers: int, lost: Lost) -> Generator[Done]:
 
 def _once_through(jobs: Sequence[Job], workers: int) -> Generator[Done]:
     """Every job, or those that were done when a worker was killed."""
+    if _forked.start(workers):
+        yield from _forked.run(partial(_at_worker, run_job), jobs, workers)
+        return
+    _forked.end()
     # Neither says what its types are.
     joblib: Any = import_module("joblib")
     loky: Any = import_module("joblib.externals.loky")
@@ -89,6 +119,7 @@ def end_workers() -> None:
     """End the workers that `run_here` keeps for its next call, with what they have parsed. Else
     they would outlive a command that ends at once.
     """
+    _forked.end()
     loky: Any = sys.modules.get("joblib.externals.loky")
     if loky is not None:
         loky.get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)

@@ -23,7 +23,6 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 NOBODY = -1
@@ -53,19 +52,6 @@ class HitRuns(NamedTuple):
     end_places: array[int]
     owners: array[int]
     askers: array[int]
-
-
-@dataclass(slots=True)
-class _Stretch:
-    """Consecutive keys on one path, which came with one request."""
-
-    first: int
-    blocks: int
-    # Blocks before it on its path.
-    depth: int
-    # (end, request): the blocks up to `end` (behind those of the entry after it in this list) were
-    # last asked for by that request. Deepest first, so latest requests last.
-    asked: list[tuple[int, int]]
 
 
 class _Sums:
@@ -106,17 +92,26 @@ class _Sums:
         return result
 
 
-class Reuse:
+class HitPlaces:
     """Takes the contexts of a trace in order; then says what caches of any size would hit.
 
-    Memory: some 500 bytes a request and fork.
+    Memory: some 200 bytes a request and fork. A *stretch* is consecutive keys on one path, which
+    came with one request; what is known of each is in arrays, by its number.
     """
 
     def __init__(self) -> None:
         self.requests = 0
         # Leading blocks of prompts that were there before.
         self.hits = 0
-        self._stretch_at: dict[int, _Stretch] = {}
+        # The number of each stretch by its first key; its blocks, and those before it on its path.
+        self._stretch_at: dict[int, int] = {}
+        self._blocks_of = array("q")
+        self._depth_of = array("q")
+        # Who asked last for its blocks up to `_end_of`, and for those behind, where somebody else
+        # did: (end, request), deepest first, so latest requests last.
+        self._end_of = array("q")
+        self._asker_of = array("q")
+        self._deeper: dict[int, list[tuple[int, int]]] = {}
         self._owned = _Sums()
         # Blocks that were moved to the current request so far; and those to be moved next, that one
         # request owns: their number, and how many of them are hits.
@@ -128,8 +123,6 @@ class Reuse:
         self._end_places = array("q")
         self._owners = array("q")
         self._askers = array("q")
-        # How many prompts end, or leave a stretch, at a key.
-        self._ends: defaultdict[int, int] = defaultdict(int)
 
     def add(self, runs: Iterable[tuple[int, int]], prompt_blocks: int) -> int:
         """Take the next context: runs of its keys, the first `prompt_blocks` those of the prompt.
@@ -143,18 +136,17 @@ class Reuse:
             end = start + count
             while start < end:
                 stretch = self._stretch_at.get(start)
+                blocks = end - start
                 if stretch is None:
-                    stretch = _Stretch(start, end - start, depth, [(end - start, self.requests)])
-                    self._stretch_at[start] = stretch
-                    blocks = end - start
+                    self._begin_stretch(start, blocks, depth)
                     new += blocks
                 else:
-                    blocks = min(stretch.blocks, end - start)
+                    blocks = min(self._blocks_of[stretch], blocks)
                     self._ask(stretch, blocks, prompt_blocks - depth)
                 in_prompt = min(blocks, prompt_blocks - depth)
                 if in_prompt > 0:
                     last_key = start + in_prompt - 1
-                    self._ends[last_key] += 1
+                    self._leave(last_key)
                 depth += blocks
                 start += blocks
         self._move()
@@ -163,23 +155,36 @@ class Reuse:
         self.requests += 1
         return last_key
 
-    def _ask(self, stretch: _Stretch, blocks: int, in_prompt: int) -> None:
+    def _begin_stretch(self, first: int, blocks: int, depth: int) -> None:
+        self._stretch_at[first] = len(self._blocks_of)
+        self._blocks_of.append(blocks)
+        self._depth_of.append(depth)
+        self._end_of.append(blocks)
+        self._asker_of.append(self.requests)
+
+    def _leave(self, key: int) -> None:
+        """A prompt ends with that key, or goes on in another stretch behind it."""
+
+    def _ask(self, stretch: int, blocks: int, in_prompt: int) -> None:
         """The current request asks for the first `blocks` of a stretch; `in_prompt` may be hits."""
-        asked = stretch.asked
+        end, request = self._end_of[stretch], self._asker_of[stretch]
         begin = 0
-        while begin < blocks:
-            end, request = asked[-1]
-            if end <= blocks:
-                asked.pop()
-            else:
-                end = blocks
+        while True:
+            here = min(end, blocks)
             if request != self._owner:
                 self._move()
                 self._owner = request
-            self._moving += end - begin
-            self._moving_hits += max(0, min(end, in_prompt) - begin)
-            begin = end
-        asked.append((blocks, self.requests))
+            self._moving += here - begin
+            self._moving_hits += max(0, min(here, in_prompt) - begin)
+            begin = here
+            if begin == blocks:
+                break
+            end, request = self._deeper[stretch].pop()
+        if end > blocks:
+            self._deeper.setdefault(stretch, []).append((end, request))
+        elif stretch in self._deeper and not self._deeper[stretch]:
+            del self._deeper[stretch]
+        self._end_of[stretch], self._asker_of[stretch] = blocks, self.requests
 
     def _move(self) -> None:
         """Move what is to be moved to the current request; its places are consecutive."""
@@ -231,6 +236,18 @@ class Reuse:
             needed.append(place)
         return needed
 
+
+class Reuse(HitPlaces):
+    """Says also how many prompts have each stretch of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # How many prompts end, or leave a stretch, at a key.
+        self._ends: defaultdict[int, int] = defaultdict(int)
+
+    def _leave(self, key: int) -> None:
+        self._ends[key] += 1
+
     def shared(self) -> list[Shared]:
         """All stretches of blocks that some prompt has, in no particular order."""
         ends: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -242,11 +259,11 @@ class Reuse:
             ends[starts[at]].append((key, self._ends[key]))
         found: list[Shared] = []
         for start, places in ends.items():
-            stretch = self._stretch_at[start]
+            depth = self._depth_of[self._stretch_at[start]]
             prompts = 0
             for index in reversed(range(len(places))):
                 key, ended = places[index]
                 prompts += ended
                 before = places[index - 1][0] if index else start - 1
-                found.append(Shared(prompts, key - before, stretch.depth + key - start + 1, key))
+                found.append(Shared(prompts, key - before, depth + key - start + 1, key))
         return found

@@ -11,6 +11,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from sys import intern
 from typing import NoReturn
 
 from hicache.errors import InputError
@@ -98,7 +99,7 @@ class RequestStream:
                         runs,
                         pages,
                         ideal,
-                        row.session,
+                        intern(row.session),  # one text a session, not one a request
                         0,
                         output_runs,
                         row.after,

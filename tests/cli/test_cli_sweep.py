@@ -208,7 +208,9 @@ def _workers(session: int) -> list[int]:
             command = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(rest[3]) == session and b"popen_loky" in command:
+        # Forks have the command's own line, joblib's workers one of theirs, its tracker another.
+        child = int(rest[3]) == session and int(rest[1]) == session
+        if child and (b"popen_loky" in command or b"sweep" in command):
             found.append(int(entry.name))
     return sorted(found)
 

@@ -9,17 +9,11 @@ from by_hand import H200_BY_HAND
 
 from hicache.errors import InputError
 from scenario.geometry import load_geometry
+from scenario.idle import idle_keys, idle_options
 from scenario.load import load_scenario
 from scenario.profile import load_profile
 from scenario.records import TABLES, field_names, value_types
-from scenario.resolve import (
-    Resolved,
-    _idle_keys,
-    idle_options,
-    left_to_hardware,
-    pinned_sizes,
-    resolve,
-)
+from scenario.resolve import Resolved, left_to_hardware, pinned_sizes, resolve
 from scenario.transfer_mode import chosen_mode
 
 GIB = 2**30
@@ -255,7 +249,7 @@ def test_the_rules_about_idle_options_name_keys_that_exist() -> None:
         {"mode": "untimed", "restore.policy": "never", "cache.write_policy": "none"},
         {"restore.policy": "always", "tiers.l2": 0},
     ):
-        assert set(_idle_keys(load_scenario(None, overrides))) <= set(value_types())
+        assert set(idle_keys(load_scenario(None, overrides))) <= set(value_types())
 
 
 def test_every_table_is_a_frozen_record_with_defaults() -> None:

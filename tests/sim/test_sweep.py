@@ -275,7 +275,12 @@ def _deadly(job: Job) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_cell_that_kills_its_workers_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", ["whichever", "joblib"])
+def test_a_cell_that_kills_its_workers_ends_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    if workers == "joblib":
+        monkeypatch.setattr("sim.forked.may_fork", lambda: False)
     monkeypatch.setattr("sim.sweep_pool.run_job", _deadly)
     lost = Lost()
     jobs = [Job(number, {}, "", "") for number in range(3)]
@@ -283,3 +288,17 @@ def test_a_cell_that_kills_its_workers_ends_the_sweep(monkeypatch: pytest.Monkey
         list(run_here(jobs, 2, lost))
     end_workers()
     assert lost.workers == 3
+
+
+def test_rows_are_the_same_where_nothing_may_be_forked(
+    trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.forked.may_fork", lambda: False)
+    axes = dict([axis_of("tiers.l2=0,1x"), axis_of("restore.policy=cost,always")])
+    cells = cells_of(Grid((), [trace], axes, {"tiers.l1": "40000tokens"}))
+    jobs = [job_of(each.number, each.scenario) for each in cells]
+    try:
+        found = sorted(run_here(jobs, 2, Lost()))
+    finally:
+        end_workers()
+    assert found == [run_job(job) for job in jobs]
