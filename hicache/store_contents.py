@@ -3,8 +3,13 @@
 Pages that were written or read together lie together in the order of use, and mostly their keys
 follow one another. So the books are kept in segments of such pages:
 
-    keys     100 .. 147 | 148 .. 170 | 900 .. 963       start -> (pages, time of use)
-    by use   900 .. 963, 100 .. 147, 148 .. 170         the oldest first; a segment goes head first
+    stretch 0   100 .. 147 | 148 .. 170 | 900 .. 963    start -> (pages, time of use)
+    uses        900 .. 963, 100 .. 170                  the oldest first
+
+Keys are looked up in stretches of `STRETCH` keys, whose ends no segment crosses, so that the books
+of a full store are as quick as those of a small one. A use of pages is noted once: what was used
+again since has a later time, and what is cut off keeps its own, so that all that is left of a use
+lies between its ends, and goes head first.
 
 It is to the page what a list of pages by use would be. This module refuses to know what is in a
 page, who asks, and what it takes.
@@ -12,11 +17,14 @@ page, who asks, and what it takes.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from heapq import heapify, heappop, heappush, heapreplace
-from typing import final
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import Final, final
 
 from hicache.operations import PageRuns
+
+_BITS: Final = 10
+STRETCH: Final = 1 << _BITS
 
 
 @final
@@ -31,8 +39,9 @@ class StoreContents:
         self.pages = 0
         self.evicted_pages = 0
         self._segments: dict[int, tuple[int, int]] = {}
-        self._starts: list[int] = []  # of the segments, sorted
-        self._by_use: list[tuple[int, int]] = []  # (time, start), a heap; some are out of date
+        self._starts: dict[int, list[int]] = {}  # of the segments of a stretch, sorted
+        # (time, first key, end), the oldest first; of some nothing is left.
+        self._uses: deque[tuple[int, int, int]] = deque()
         self._time = 0
 
     def leading(self, runs: PageRuns) -> int:
@@ -49,10 +58,17 @@ class StoreContents:
                 count -= part
         return leading
 
-    def gap(self, key: int) -> int:
-        """How many pages with consecutive keys from `key` on are not there; 0 if that one is."""
-        there = self._there(key)
-        return 0 if there > 0 else -there
+    def gap(self, key: int, count: int) -> int:
+        """How many of `count` pages with consecutive keys from `key` on are not there, up to the
+        first that is.
+        """
+        gap = 0
+        while gap < count:
+            there = self._there(key + gap)
+            if there > 0:
+                break
+            gap -= there
+        return gap if gap < count else count
 
     def missing(self, runs: PageRuns) -> int:
         """How many of the pages are not there."""
@@ -97,7 +113,11 @@ class StoreContents:
                 if there > 0:
                     self._use(first, part)
                 else:
-                    self._starts.insert(bisect_right(self._starts, first), first)
+                    starts = self._starts.get(first >> _BITS)
+                    if starts is None:
+                        self._starts[first >> _BITS] = [first]
+                    else:
+                        starts.insert(bisect_right(starts, first), first)
                     self._note(first, part)
                     self.pages += part
                     new += part
@@ -118,27 +138,34 @@ class StoreContents:
                 if there > 0:
                     self._use(first, part)  # a segment of its own, which then goes
                     del self._segments[first]
-                    del self._starts[bisect_right(self._starts, first) - 1]
+                    starts = self._starts[first >> _BITS]
+                    del starts[bisect_right(starts, first) - 1]
+                    if not starts:
+                        del self._starts[first >> _BITS]
                     self.pages -= part
                 first += part
                 count -= part
 
     def _there(self, key: int) -> int:
-        """How many pages from `key` on are there; or, less than 0, how many are not (more than
-        anybody asks for where nothing follows).
+        """How many pages from `key` on are there; or, less than 0, how many are not: up to the next
+        segment, or to the end of the stretch.
         """
-        starts = self._starts
+        stretch = key >> _BITS
+        starts = self._starts.get(stretch)
+        end = (stretch + 1) << _BITS
+        if starts is None:
+            return key - end
         place = bisect_right(starts, key)
         if place:
             start = starts[place - 1]
-            end = start + self._segments[start][0]
-            if key < end:
-                return end - key
-        return key - starts[place] if place < len(starts) else -(1 << 60)
+            held = start + self._segments[start][0]
+            if key < held:
+                return held - key
+        return key - (starts[place] if place < len(starts) else end)
 
     def _use(self, first: int, count: int) -> None:
         """Pages of one segment are used now: they become a segment of their own."""
-        starts, segments = self._starts, self._segments
+        starts, segments = self._starts[first >> _BITS], self._segments
         place = bisect_right(starts, first)
         start = starts[place - 1]
         pages, time = segments[start]
@@ -146,46 +173,60 @@ class StoreContents:
         if tail:
             starts.insert(place, first + count)
             segments[first + count] = (tail, time)
-            if self.capacity_pages:
-                heappush(self._by_use, (time, first + count))
         if first > start:
             segments[start] = (first - start, time)
-            insort(starts, first)
+            starts.insert(place, first)
         self._note(first, count)
 
-    def _note(self, start: int, pages: int) -> None:
+    def _note(self, first: int, pages: int) -> None:
         """A segment that is used now."""
         self._time += 1
-        self._segments[start] = (pages, self._time)
+        self._segments[first] = (pages, self._time)
         if not self.capacity_pages:
             return
-        by_use = self._by_use
-        heappush(by_use, (self._time, start))
-        if len(by_use) > 64 + 4 * len(self._segments):
-            by_use[:] = [(time, start) for start, (_, time) in self._segments.items()]
-            heapify(by_use)
+        uses = self._uses
+        uses.append((self._time, first, first + pages))
+        if len(uses) > 64 + 4 * len(self._segments):
+            left = [(used, start, start + held) for start, (held, used) in self._segments.items()]
+            left.sort()
+            self._uses = deque(left)
 
     def _forget(self) -> None:
         """Let the oldest leave until there is room."""
-        by_use, segments, starts = self._by_use, self._segments, self._starts
         more = self.pages - self.capacity_pages
         self.evicted_pages += more
         self.pages -= more
         while more:
-            time, start = by_use[0]
-            found = segments.get(start)
-            if found is None or found[1] != time:
-                heappop(by_use)
+            time, first, end = self._uses.popleft()
+            more = self._forget_use(time, first, end, more)
+
+    def _forget_use(self, time: int, first: int, end: int, more: int) -> int:
+        """Let `more` pages leave, of what is left of a use; how many more are to leave then."""
+        segments = self._segments
+        starts = self._starts.get(first >> _BITS)
+        if starts is None:
+            return more
+        place = 0 if starts[0] >= first else bisect_left(starts, first)
+        while place < len(starts):
+            start = starts[place]
+            if start >= end:
+                break
+            pages, used = segments[start]
+            if used != time:
+                place += 1
                 continue
-            pages = found[0]
             del segments[start]
-            place = bisect_right(starts, start) - 1
-            if pages <= more:
-                heappop(by_use)
-                del starts[place]
-                more -= pages
-                continue
-            starts[place] = start + more
-            segments[start + more] = (pages - more, time)
-            heapreplace(by_use, (time, start + more))
-            more = 0
+            if pages > more:
+                starts[place] = rest = start + more
+                segments[rest] = (pages - more, time)
+                self._uses.appendleft((time, rest, end))
+                return 0
+            del starts[place]
+            more -= pages
+            if not more:
+                if start + pages < end:
+                    self._uses.appendleft((time, start + pages, end))
+                break
+        if not starts:
+            del self._starts[first >> _BITS]
+        return more

@@ -19,13 +19,15 @@ from functools import partial
 from simpy import Environment
 
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy
+from hicache.operations import Completion, Copy, Direction
 from scenario.profile import DiskProfile, Surface
 from sim.curves import Line, line
-from sim.finish import report
+from sim.finish import OnFinish, report
 from sim.host_pieces import HostPieces
 from sim.ranges import RangeWatch
 from sim.shared_device import PERMILLE, SharedDevice
+
+_Job = tuple[Direction, OnFinish]
 
 
 class Disk:
@@ -49,7 +51,7 @@ class Disk:
         if profile.read_share_permille is not None:
             share = min(max(profile.read_share_permille.value, 1), PERMILLE - 1)
             weights = {"s2h": share, "h2s": PERMILLE - share}
-        self.device: SharedDevice[tuple[Pending[Completion], Copy]] = SharedDevice(
+        self.device: SharedDevice[_Job] = SharedDevice(
             env, workers or profile.workers.value, self._finished, profile.mixed_permille.value,
             weights,
         )  # fmt: skip
@@ -60,20 +62,26 @@ class Disk:
         each_way = profile.each_way
         self._each_way = each_way.value if each_way is not None and workers is None else 0
         self._under_way = {"s2h": 0, "h2s": 0}
-        self._waiting: dict[str, deque[tuple[Pending[Completion], Copy, int]]] = {
+        self._waiting: dict[str, deque[tuple[Copy, int, int, OnFinish]]] = {
             "s2h": deque(), "h2s": deque(),
         }  # fmt: skip
 
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
         """Take a copy that the engine has ready at `ready_ns`."""
+        self.carry(operation, pending.number, ready_ns, partial(report, pending, operation))
+
+    def carry(self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish) -> None:
+        """The same of a copy whose end only `on_finish` is told. `number`: its place in the order
+        of submissions.
+        """
         direction = operation.direction
         if self._each_way and self._under_way[direction] >= self._each_way:
-            self._waiting[direction].append((pending, operation, ready_ns))
+            self._waiting[direction].append((operation, number, ready_ns, on_finish))
             return
         self._under_way[direction] += 1
-        self._begin(pending, operation, ready_ns)
+        self._begin(operation, number, ready_ns, on_finish)
 
-    def _begin(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
+    def _begin(self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish) -> None:
         direction = operation.direction
         if direction == "s2h":
             times, latency_ns = self._read, self._read_latency_ns
@@ -91,8 +99,8 @@ class Disk:
             what = f"bytes of a disk block ({operation.direction})"
             self._watch.above(what, int(block_bytes), times.largest_bytes)
         self.device.submit(
-            (pending, operation),
-            pending.number,
+            (operation.direction, on_finish),
+            number,
             max(1, int(blocks * times.alone_ns(block_bytes) * first_times + 0.5)),
             partial(times.gain, block_bytes),
             kind=direction,
@@ -114,15 +122,13 @@ class Disk:
             written[first : first + count] = b"\x01" * count
         return new / slots
 
-    def _finished(
-        self, job: tuple[Pending[Completion], Copy], started_ns: int, finished_ns: int
-    ) -> None:
-        direction = job[1].direction
+    def _finished(self, job: _Job, started_ns: int, finished_ns: int) -> None:
+        direction, on_finish = job
         if self._waiting[direction]:
             self._begin(*self._waiting[direction].popleft())
         else:
             self._under_way[direction] -= 1
-        report(*job, started_ns, finished_ns)
+        on_finish(started_ns, finished_ns)
 
 
 class BlockTimes:

@@ -4,10 +4,13 @@
 # `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hicache.kernel import Pending, post
 from hicache.operations import Completion, Operation
+
+OnFinish = Callable[[int, int], None]  # called with when it began and when it ended, in ns
 
 
 def report(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from hicache.kernel import Pending
 from hicache.operations import Completion, Copy
@@ -22,7 +23,7 @@ from sim.layered import Trail
 Loaded = Callable[[Trail], None]
 FULL_SPEED = 1000
 MOST_KNOWN = 10_000
-NEVER = 1 << 62
+NEVER: Final = 1 << 61  # what compiled code holds in a register
 
 
 class Transfer:
