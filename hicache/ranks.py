@@ -50,9 +50,9 @@ class Questions:
         self._batch_pages = options.prefetch.query_batch_pages
 
     async def hit(self, prefetch: Prefetch) -> int:
-        """How many leading pages the store has, of every rank's part."""
-        if self._ranks == 1:
-            return await self._leading(prefetch, 0)
+        """How many leading pages the store has, of every rank's part, where there are several
+        ranks.
+        """
         answers = [0] * self._ranks
         left = [self._ranks]
         over: Signal[None] = Signal(self._env)
@@ -69,12 +69,12 @@ class Questions:
         left: list[int],
         over: Callable[[], None],
     ) -> None:
-        answers[rank] = await self._leading(prefetch, rank)
+        answers[rank] = await self.leading(prefetch, rank)
         left[0] -= 1
         if not left[0]:
             over()
 
-    async def _leading(self, prefetch: Prefetch, rank: int) -> int:
+    async def leading(self, prefetch: Prefetch, rank: int) -> int:
         """How many the store has of one rank's: batch by batch, up to the first that it has not all
         of.
         """

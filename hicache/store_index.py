@@ -186,8 +186,11 @@ class StoreWriter:
         keys, pages, written = job.keys, job.pages, 0
         while written < job.count:
             count = min(self._batch_pages, job.count - written)
-            part, keys = cut(keys, count)
-            source, pages = cut(pages, count)
+            if count == job.count:
+                part, source = keys, pages
+            else:
+                part, keys = cut(keys, count)
+                source, pages = cut(pages, count)
             runs = extents(source, source) if source else 1
             copy = Copy("h2s", count, count * self._page_bytes, runs, source, (), part, rank)
             try:

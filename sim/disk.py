@@ -18,8 +18,8 @@ from functools import partial
 
 from simpy import Environment
 
-from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Direction
+from hicache.kernel import FIRST_COMPLETION_PRIORITY, Pending
+from hicache.operations import DIRECTIONS, Completion, Copy, Direction
 from scenario.profile import DiskProfile, Surface
 from sim.curves import Line, line
 from sim.finish import OnFinish, report
@@ -28,6 +28,7 @@ from sim.ranges import RangeWatch
 from sim.shared_device import PERMILLE, SharedDevice
 
 _Job = tuple[Direction, OnFinish]
+_BLOCK_BYTES = {each: f"bytes of a disk block ({each})" for each in DIRECTIONS}
 
 
 class Disk:
@@ -68,20 +69,28 @@ class Disk:
 
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
         """Take a copy that the engine has ready at `ready_ns`."""
-        self.carry(operation, pending.number, ready_ns, partial(report, pending, operation))
+        on_finish = partial(report, pending, operation)
+        self._take(operation, pending.number, ready_ns, on_finish, 0)
 
     def carry(self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish) -> None:
-        """The same of a copy whose end only `on_finish` is told. `number`: its place in the order
-        of submissions.
-        """
+        """As `sim.keyed_store.Carrier` says."""
+        place = FIRST_COMPLETION_PRIORITY + number
+        self._take(operation, number, ready_ns, on_finish, place)
+
+    def _take(
+        self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish, place: int
+    ) -> None:
         direction = operation.direction
         if self._each_way and self._under_way[direction] >= self._each_way:
             self._waiting[direction].append((operation, number, ready_ns, on_finish))
+            self.device.tell_at_once()
             return
         self._under_way[direction] += 1
-        self._begin(operation, number, ready_ns, on_finish)
+        self._begin(operation, number, ready_ns, on_finish, place)
 
-    def _begin(self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish) -> None:
+    def _begin(
+        self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish, place: int = 0
+    ) -> None:
         direction = operation.direction
         if direction == "s2h":
             times, latency_ns = self._read, self._read_latency_ns
@@ -96,7 +105,7 @@ class Disk:
             blocks = 1
         block_bytes = operation.size_bytes / blocks
         if block_bytes > times.largest_bytes:
-            what = f"bytes of a disk block ({operation.direction})"
+            what = _BLOCK_BYTES[direction]
             self._watch.above(what, int(block_bytes), times.largest_bytes)
         self.device.submit(
             (operation.direction, on_finish),
@@ -106,6 +115,7 @@ class Disk:
             kind=direction,
             ready_ns=ready_ns,
             latency_ns=latency_ns,
+            place=place,
         )
         if self.device.in_use > times.most_at_once:
             what = f"operations at once on the disk ({operation.direction})"

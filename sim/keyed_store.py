@@ -34,7 +34,9 @@ class Carrier(Protocol):
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None: ...
 
     def carry(self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish) -> None:
-        """As `submit`; when it is over only `on_finish` is told."""
+        """The same of a copy whose end only `on_finish` is told: then, or one ns later, in the
+        place that a completion of operation `number` would have.
+        """
 
 
 class KeyedStore:
@@ -154,18 +156,23 @@ class _Move:
         """Nothing is to be moved: it is over when that is known."""
         self._started_ns = self._env._now
         self._finished_ns = self._started_ns + took_ns
-        Timer(self._env, took_ns, [self._over])
+        Timer(self._env, took_ns, [self._on_timer])
 
     def carried(self, started_ns: int, finished_ns: int) -> None:
         """The device is through. That is seen as a completion of its own would be: at the stamp,
         in the place of this operation.
         """
         self._started_ns, self._finished_ns = started_ns, finished_ns
-        delay_ns = max(1, finished_ns - self._env._now)
+        if finished_ns < self._env._now:  # which is now
+            self._over()
+            return
         priority = FIRST_COMPLETION_PRIORITY + self._pending.number
-        Timer(self._env, delay_ns, [self._over], priority)
+        Timer(self._env, 1, [self._on_timer], priority)
 
-    def _over(self, _timer: Timer) -> None:
+    def _on_timer(self, _timer: Timer) -> None:
+        self._over()
+
+    def _over(self) -> None:
         for each in self._written:
             each.write(self._operation.keys)
         report(self._pending, self._operation, self._started_ns, self._finished_ns, self._moved)

@@ -9,13 +9,14 @@ rewritten.
 
     submitted -> waits for a worker -> latency (takes no bandwidth) -> active: shares -> finished
 
-At most `workers` transfers hold a worker, the rest wait in the order of submission. A transfer that
-comes to an idle device needs no clock: its end is known, and one timer stands there; the clock is
-wound to where it would be when another comes beside it. All sums are
+At most `workers` transfers hold a worker, the rest wait in the order of submission. All sums are
 integers: the clock's unit is so small that every share is a whole number of it, so no rounding
 depends on the order in which things happened. A finish is rounded up to the next whole ns. Two
 transfers of 1 GiB on a device of 1 GiB/s, the second half a second after the first, end at 1.5 s
 and 2.0 s.
+
+A transfer that comes to an idle device needs no clock: its end is known, and one timer stands
+there. When another comes, it is put where it would be if that had been expected.
 """
 
 # pyright: reportPrivateUsage=false
@@ -29,6 +30,7 @@ from math import lcm
 from typing import Any, Final, Generic, TypeVar
 
 from simpy import Environment
+from simpy.events import NORMAL
 
 from sim.timer import Callbacks, Timer
 
@@ -46,15 +48,9 @@ class _Share(Generic[T]):
     """One transfer's place on the device."""
 
     __slots__ = (
-        "gain",
-        "item",
-        "kind",
-        "latency_ns",
-        "number",
-        "ready_ns",
-        "started_ns",
-        "work_ns",
-    )
+        "ends_ns", "gain", "item", "kind", "latency_ns", "number", "ready_ns", "started_ns",
+        "timer", "work_ns",
+    )  # fmt: skip
 
     def __init__(self, item: T, number: int, work_ns: int, gain: Callable[[int], int]) -> None:
         self.item = item
@@ -65,6 +61,21 @@ class _Share(Generic[T]):
         self.ready_ns = 0
         self.latency_ns = 0
         self.started_ns = 0
+        # Of one that is alone, as far as is known.
+        self.ends_ns = 0
+        self.timer: Timer | None = None
+
+
+class _End(Timer):
+    """The end of a transfer that is alone."""
+
+    __slots__ = ("share",)
+
+    def __init__(
+        self, env: Environment, delay_ns: int, callbacks: Callbacks, priority: int, share: Any
+    ) -> None:
+        self.share: Any = share
+        super().__init__(env, delay_ns, callbacks, priority)
 
 
 class _Clock(Generic[T]):
@@ -117,12 +128,14 @@ class SharedDevice(Generic[T]):
         self._waiting: deque[_Share[T]] = deque()
         self._timer: Timer | None = None
         self._callbacks: Callbacks = [self._on_timer]
+        self._alone_callbacks: Callbacks = [self._on_alone]
 
     @property
     def in_use(self) -> int:
         """Workers that hold a transfer now."""
-        if self._alone is not None:
-            return 1
+        alone = self._alone
+        if alone is not None:
+            return 1 if alone.ends_ns >= self._env._now else 0
         return self._active + len(self._joining)
 
     @property
@@ -140,36 +153,61 @@ class SharedDevice(Generic[T]):
         kind: str = "",
         ready_ns: int = 0,
         latency_ns: int = 0,
+        place: int = 0,
     ) -> None:
         """Queue a transfer of `work_ns` (at least 1) solo-ns.
 
         `number` decides between transfers that end at once. `gain(n)`: thousandths of solo speed
         that n such transfers reach together. `ready_ns`: not before this time. `latency_ns`: from
-        the start to the first byte.
+        the start to the first byte. `place`: of an event one ns after the end, in which who waits
+        for the end may be told as well; 0: at the end.
         """
         assert work_ns >= 1
         share = _Share(item, number, work_ns, gain)
         share.kind, share.ready_ns, share.latency_ns = kind, ready_ns, latency_ns
-        if self._alone is not None:
-            self._put_on_clock(self._alone)
-        elif not (self._active or self._joining or self._waiting):
-            self._begin_alone(share)
+        self._put_on_clock()
+        if not (self._active or self._joining or self._waiting):
+            self._begin_alone(share, place)
             return
         self._settle()
         self._waiting.append(share)
         self._rearrange()
 
-    def _begin_alone(self, share: _Share[T]) -> None:
+    def tell_at_once(self) -> None:
+        """Who waits for the end of what is under way must be told at the end, whatever `place` it
+        was submitted with.
+        """
+        if self._alone is not None:
+            self._put_on_clock()
+            self._settle()
+            self._rearrange()
+
+    def _begin_alone(self, share: _Share[T], place: int) -> None:
         """A transfer begins on an idle device."""
         self._alone = share
-        now = self._env._now
+        now: int = self._env._now
         share.started_ns = share.ready_ns if share.ready_ns > now else now
-        took_ns = share.started_ns - now + share.latency_ns + share.work_ns
-        self._timer = Timer(self._env, took_ns, self._callbacks)
+        share.ends_ns = share.started_ns + share.latency_ns + share.work_ns
+        delay_ns = share.ends_ns - now + (1 if place else 0)
+        share.timer = _End(self._env, delay_ns, self._alone_callbacks, place or NORMAL, share)
 
-    def _put_on_clock(self, share: _Share[T]) -> None:
-        """The only transfer gets company: it goes to where it would be if it had been expected."""
-        self._alone = None
+    def _on_alone(self, end: _End) -> None:
+        share: _Share[T] = end.share
+        if share.timer is not end:
+            return
+        share.timer = None
+        if self._alone is share:
+            self._alone = None
+        self._on_finish(share.item, share.started_ns, share.ends_ns)
+
+    def _put_on_clock(self) -> None:
+        """The only transfer gets company: it goes to where it would be if it had been expected, if
+        it is not over, and only to be told of.
+        """
+        share, self._alone = self._alone, None
+        if share is None or share.ends_ns < self._env._now:
+            return
+        share.timer = None
         joins_ns = share.started_ns + share.latency_ns
         if joins_ns > self._env._now:
             heappush(self._joining, (joins_ns, share.number, share))
@@ -195,15 +233,9 @@ class SharedDevice(Generic[T]):
             self._at = now
 
     def _on_timer(self, timer: Timer) -> None:
-        if timer is not self._timer:
-            return
-        share = self._alone
-        if share is None:
+        if timer is self._timer:
             self._settle()
             self._rearrange()
-            return
-        self._alone = self._timer = None
-        self._on_finish(share.item, share.started_ns, self._env._now)
 
     def _rearrange(self) -> None:
         """End what is done, begin what can, and set the timer to the next change."""

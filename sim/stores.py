@@ -183,7 +183,7 @@ class StoreClient:
         self.carry(operation, pending.number, ready_ns, partial(report, pending, operation))
 
     def carry(self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish) -> None:
-        """The same of a copy whose end only `on_finish` is told."""
+        """As `sim.keyed_store.Carrier` says."""
         direction = READ if operation.direction == "s2h" else WRITE
         self.move(direction, operation.pages, operation.size_bytes, number, ready_ns, on_finish)
 
