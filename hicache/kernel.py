@@ -29,6 +29,11 @@ from hicache.operations import Completion
 
 T = TypeVar("T")
 
+# Compiled code has these at hand, and looks builtins and imported functions up each time.
+_push: Final = heappush
+_pop: Final = heappop
+_next: Final = next
+
 INPUT_PRIORITY = EventPriority(2)
 FIRST_COMPLETION_PRIORITY: Final = 3
 
@@ -157,14 +162,15 @@ def post(
     if type(completion) is not Completion:
         pending._ok = False
     pending._value = completion
-    assert stamp_ns >= env._now, "a completion cannot enter the past"
+    now: Any = env._now
+    assert stamp_ns >= cast(int, now), "a completion cannot enter the past"
     put(env, pending, FIRST_COMPLETION_PRIORITY + pending.number, stamp_ns)
 
 
 def put(env: Environment, event: Any, priority: int, at_ns: Any) -> None:
     """`Environment.schedule` at a time instead of after a delay, without its two calls."""
     queue: list[Any] = env._queue
-    heappush(queue, (at_ns, priority, next(env._eid), event))
+    _push(queue, (at_ns, priority, _next(env._eid), event))
 
 
 def drain(env: Environment, most: int) -> bool:
@@ -178,7 +184,7 @@ def drain(env: Environment, most: int) -> bool:
     entry: tuple[Any, Any, Any, Any]
     while queue and most:
         most -= 1
-        entry = heappop(queue)
+        entry = _pop(queue)
         env._now, _, _, event = entry
         if isinstance(event, Entry):
             known = event.callbacks

@@ -182,7 +182,8 @@ class StoreContents:
         if stretch is None:
             return key - end
         starts = stretch.starts
-        self._place = place = bisect_right(starts, key)
+        # Prompts that are new have the highest keys so far.
+        self._place = place = len(starts) if starts[-1] <= key else bisect_right(starts, key)
         if place:
             held = stretch.segments[place - 1].end
             if key < held:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from functools import partial
+from typing import final
 
 from simpy import Environment
 
 from hicache.kernel import FIRST_COMPLETION_PRIORITY, Pending
-from hicache.operations import DIRECTIONS, Completion, Copy, Direction
+from hicache.operations import Completion, Copy, Direction
 from scenario.profile import DiskProfile, Surface
 from sim.curves import Line, line
 from sim.finish import OnFinish, report
@@ -27,8 +28,23 @@ from sim.host_pieces import HostPieces
 from sim.ranges import RangeWatch
 from sim.shared_device import PERMILLE, SharedDevice
 
-_Job = tuple[Direction, OnFinish]
-_BLOCK_BYTES = {each: f"bytes of a disk block ({each})" for each in DIRECTIONS}
+
+@final
+class _Way:
+    """One direction: what its blocks take, how many operations are under way, what waits."""
+
+    __slots__ = ("block_bytes", "direction", "latency_ns", "times", "under_way", "waiting")
+
+    def __init__(self, direction: Direction, rates: Surface, latency_ns: int) -> None:
+        self.direction = direction
+        self.times = BlockTimes(rates)
+        self.latency_ns = latency_ns
+        self.under_way = 0
+        self.waiting: deque[tuple[Copy, int, int, OnFinish]] = deque()
+        self.block_bytes = f"bytes of a disk block ({direction})"
+
+
+_Job = tuple[_Way, OnFinish]
 
 
 class Disk:
@@ -44,10 +60,8 @@ class Disk:
     ) -> None:
         self._pieces = pieces
         self._watch = watch or RangeWatch()
-        self._read = BlockTimes(profile.read_bytes_per_s)
-        self._write = BlockTimes(profile.write_bytes_per_s)
-        self._read_latency_ns = profile.read_latency_ns.value
-        self._write_latency_ns = profile.write_latency_ns.value
+        self._read = _Way("s2h", profile.read_bytes_per_s, profile.read_latency_ns.value)
+        self._write = _Way("h2s", profile.write_bytes_per_s, profile.write_latency_ns.value)
         weights: dict[str, int] | None = None
         if profile.read_share_permille is not None:
             share = min(max(profile.read_share_permille.value, 1), PERMILLE - 1)
@@ -62,10 +76,6 @@ class Disk:
         # Operations of a direction at once: a number of workers that is given takes its place.
         each_way = profile.each_way
         self._each_way = each_way.value if each_way is not None and workers is None else 0
-        self._under_way = {"s2h": 0, "h2s": 0}
-        self._waiting: dict[str, deque[tuple[Copy, int, int, OnFinish]]] = {
-            "s2h": deque(), "h2s": deque(),
-        }  # fmt: skip
 
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
         """Take a copy that the engine has ready at `ready_ns`."""
@@ -80,24 +90,26 @@ class Disk:
     def _take(
         self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish, place: int
     ) -> None:
-        direction = operation.direction
-        if self._each_way and self._under_way[direction] >= self._each_way:
-            self._waiting[direction].append((operation, number, ready_ns, on_finish))
+        way = self._read if operation.direction == "s2h" else self._write
+        if self._each_way and way.under_way >= self._each_way:
+            way.waiting.append((operation, number, ready_ns, on_finish))
             self.device.tell_at_once()
             return
-        self._under_way[direction] += 1
-        self._begin(operation, number, ready_ns, on_finish, place)
+        way.under_way += 1
+        self._begin(way, operation, number, ready_ns, on_finish, place)
 
     def _begin(
-        self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish, place: int = 0
+        self,
+        way: _Way,
+        operation: Copy,
+        number: int,
+        ready_ns: int,
+        on_finish: OnFinish,
+        place: int,
     ) -> None:
-        direction = operation.direction
-        if direction == "s2h":
-            times, latency_ns = self._read, self._read_latency_ns
-        else:
-            times, latency_ns = self._write, self._write_latency_ns
+        times = way.times
         first_times = 1.0
-        if direction == "h2s" and self._first_permille != PERMILLE and operation.target:
+        if way is self._write and self._first_permille != PERMILLE and operation.target:
             first_times += self._new(operation) * (PERMILLE / self._first_permille - 1)
         counted = self._pieces
         blocks = operation.extents if counted is None else counted.on_disk(operation)
@@ -105,20 +117,19 @@ class Disk:
             blocks = 1
         block_bytes = operation.size_bytes / blocks
         if block_bytes > times.largest_bytes:
-            what = _BLOCK_BYTES[direction]
-            self._watch.above(what, int(block_bytes), times.largest_bytes)
+            self._watch.above(way.block_bytes, int(block_bytes), times.largest_bytes)
         self.device.submit(
-            (operation.direction, on_finish),
+            (way, on_finish),
             number,
             max(1, int(blocks * times.alone_ns(block_bytes) * first_times + 0.5)),
             partial(times.gain, block_bytes),
-            kind=direction,
+            kind=way.direction,
             ready_ns=ready_ns,
-            latency_ns=latency_ns,
+            latency_ns=way.latency_ns,
             place=place,
         )
         if self.device.in_use > times.most_at_once:
-            what = f"operations at once on the disk ({operation.direction})"
+            what = f"operations at once on the disk ({way.direction})"
             self._watch.above(what, self.device.in_use, times.most_at_once)
 
     def _new(self, operation: Copy) -> float:
@@ -133,11 +144,13 @@ class Disk:
         return new / slots
 
     def _finished(self, job: _Job, started_ns: int, finished_ns: int) -> None:
-        direction, on_finish = job
-        if self._waiting[direction]:
-            self._begin(*self._waiting[direction].popleft())
+        way, on_finish = job
+        if way.waiting:
+            operation, number, ready_ns, following = way.waiting.popleft()
+            # Others may wait for its end: that is told at once.
+            self._begin(way, operation, number, ready_ns, following, 0)
         else:
-            self._under_way[direction] -= 1
+            way.under_way -= 1
         on_finish(started_ns, finished_ns)
 
 
