@@ -206,10 +206,7 @@ class Prefetcher:
         while questions:
             prefetch = questions.popleft()
             if prefetch.phase == ASKED:
-                if self._ranks == 1:
-                    hit = await self._store.leading(prefetch, 0)
-                else:
-                    hit = await self._store.hit(prefetch)
+                hit = await self._store.hit(prefetch)
                 if prefetch.phase == ASKED:
                     self._answered(prefetch, hit)
         self._asks = False

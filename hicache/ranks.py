@@ -13,8 +13,8 @@ refuses to know what is done with an answer (`hicache.prefetch`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Coroutine
+from typing import Any, final
 
 from simpy import Environment
 
@@ -49,10 +49,11 @@ class Questions:
         self._ranks = options.ranks
         self._batch_pages = options.prefetch.query_batch_pages
 
-    async def hit(self, prefetch: Prefetch) -> int:
-        """How many leading pages the store has, of every rank's part, where there are several
-        ranks.
-        """
+    def hit(self, prefetch: Prefetch) -> Coroutine[Any, Any, int]:
+        """How many leading pages the store has, of every rank's part; to be awaited."""
+        return self._leading(prefetch, 0) if self._ranks == 1 else self._least(prefetch)
+
+    async def _least(self, prefetch: Prefetch) -> int:
         answers = [0] * self._ranks
         left = [self._ranks]
         over: Signal[None] = Signal(self._env)
@@ -69,12 +70,12 @@ class Questions:
         left: list[int],
         over: Callable[[], None],
     ) -> None:
-        answers[rank] = await self.leading(prefetch, rank)
+        answers[rank] = await self._leading(prefetch, rank)
         left[0] -= 1
         if not left[0]:
             over()
 
-    async def leading(self, prefetch: Prefetch, rank: int) -> int:
+    async def _leading(self, prefetch: Prefetch, rank: int) -> int:
         """How many the store has of one rank's: batch by batch, up to the first that it has not all
         of.
         """
