@@ -135,13 +135,33 @@ class WriteQueue:
 
     def _serve_next(self) -> None:
         while self._waiting and self._in_flight < self._limit:
-            jobs = [self._waiting.popleft()]
-            pages = jobs[0].pages
+            job = self._waiting.popleft()
+            if not self._merge_pages:
+                self._in_flight += 1
+                over = partial(self._served, job)
+                self._copier.begin(self._direction, job.pages, job.source, job.target, over)
+                continue
+            jobs = [job]
+            pages = job.pages
             while self._waiting and pages + self._waiting[0].pages <= self._merge_pages:
                 jobs.append(self._waiting.popleft())
                 pages += jobs[-1].pages
             self._in_flight += 1
             Task(self._serve(jobs, pages))
+
+    def _served(self, job: WriteJob, pending: Pending[Completion]) -> None:
+        """The copy of one job ended, well or not."""
+        self._copier.see(self._direction, pending)
+        if pending.ok:
+            job.done.succeed()
+        elif isinstance(pending.value, TransferError):
+            pending.defuse()
+            job.done.fail(TransferError(*pending.value.args))
+        else:
+            return  # no fault of the device: nobody sees it, so that it stops the run
+        self._in_flight -= 1
+        if self._waiting:
+            self._serve_next()
 
     async def _serve(self, jobs: list[WriteJob], pages: int) -> None:
         source: PageRuns = ()

@@ -72,6 +72,10 @@ class Awaited(Entry, Generic[T]):
         """Whether it is over, though the engine may not have seen it yet."""
         return self._value is not PENDING
 
+    def defuse(self) -> None:
+        """Its error has been seen: that nobody awaits it is no mistake."""
+        self._defused = True
+
     @property
     def ok(self) -> bool:
         """Whether it went well; to be asked once it is over."""

@@ -82,7 +82,10 @@ class Questions:
         keys, left, hit = prefetch.keys, prefetch.asked, 0
         while left and prefetch.phase == ASKED:
             count = min(self._batch_pages, left)
-            part, keys = cut(keys, count)
+            if count == left:
+                part = keys
+            else:
+                part, keys = cut(keys, count)
             try:
                 done = await self._lanes.submit(Lookup(count, part, rank))
             except TransferError:

@@ -44,6 +44,20 @@ class _Way:
         self.block_bytes = f"bytes of a disk block ({direction})"
 
 
+@final
+class _Gain:
+    """What several operations of one block size gain."""
+
+    __slots__ = ("_block_bytes", "_times")
+
+    def __init__(self, times: BlockTimes, block_bytes: float) -> None:
+        self._times = times
+        self._block_bytes = block_bytes
+
+    def __call__(self, active: int) -> int:
+        return self._times.gain(self._block_bytes, active)
+
+
 _Job = tuple[_Way, OnFinish]
 
 
@@ -122,7 +136,7 @@ class Disk:
             (way, on_finish),
             number,
             max(1, int(blocks * times.alone_ns(block_bytes) * first_times + 0.5)),
-            partial(times.gain, block_bytes),
+            _Gain(times, block_bytes),
             kind=way.direction,
             ready_ns=ready_ns,
             latency_ns=way.latency_ns,
