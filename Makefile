@@ -40,6 +40,7 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/replay_speed.py
+	$(BIN)/python benchmarks/preset_speed.py
 
 # The engine through a C compiler, for twice the speed; without one everything runs all the same.
 # To be made again after an edit: until then the sources run. See docs/decisions/0009. And the loop

@@ -150,6 +150,12 @@ def cut(pages: PageRuns, count: int) -> tuple[PageRuns, PageRuns]:
     """
     if not pages:
         return (), ()
+    if len(pages) == 1:
+        first, length = pages[0]
+        if count == length:
+            return pages, ()
+        if 0 < count < length:
+            return ((first, count),), ((first + count, length - count),)
     for place, (first, length) in enumerate(pages):
         if count < length:
             head = (*pages[:place], (first, count)) if count else pages[:place]

@@ -29,6 +29,11 @@ from hicache.operations import Completion
 
 T = TypeVar("T")
 
+# Compiled code has these at hand, and looks builtins and imported functions up each time.
+_push: Final = heappush
+_pop: Final = heappop
+_next: Final = next
+
 INPUT_PRIORITY = EventPriority(2)
 FIRST_COMPLETION_PRIORITY: Final = 3
 
@@ -66,6 +71,10 @@ class Awaited(Entry, Generic[T]):
     def triggered(self) -> bool:
         """Whether it is over, though the engine may not have seen it yet."""
         return self._value is not PENDING
+
+    def defuse(self) -> None:
+        """Its error has been seen: that nobody awaits it is no mistake."""
+        self._defused = True
 
     @property
     def ok(self) -> bool:
@@ -157,14 +166,15 @@ def post(
     if type(completion) is not Completion:
         pending._ok = False
     pending._value = completion
-    assert stamp_ns >= env._now, "a completion cannot enter the past"
+    now: Any = env._now
+    assert stamp_ns >= cast(int, now), "a completion cannot enter the past"
     put(env, pending, FIRST_COMPLETION_PRIORITY + pending.number, stamp_ns)
 
 
 def put(env: Environment, event: Any, priority: int, at_ns: Any) -> None:
     """`Environment.schedule` at a time instead of after a delay, without its two calls."""
     queue: list[Any] = env._queue
-    heappush(queue, (at_ns, priority, next(env._eid), event))
+    _push(queue, (at_ns, priority, _next(env._eid), event))
 
 
 def drain(env: Environment, most: int) -> bool:
@@ -178,7 +188,7 @@ def drain(env: Environment, most: int) -> bool:
     entry: tuple[Any, Any, Any, Any]
     while queue and most:
         most -= 1
-        entry = heappop(queue)
+        entry = _pop(queue)
         env._now, _, _, event = entry
         if isinstance(event, Entry):
             known = event.callbacks

@@ -23,7 +23,7 @@ from hicache.operations import Completion, PageRuns
 from hicache.options import EngineOptions
 
 if TYPE_CHECKING:
-    from hicache.transfers import Copier
+    from hicache.copies import Copier
 
 # Called with the number of a copy that a prefill may name from now on.
 Early = Callable[[int], None]

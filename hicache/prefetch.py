@@ -37,6 +37,7 @@ from hicache.node import HOST
 from hicache.operations import Copy, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
+from hicache.prefetch_pages import PrefetchPages
 from hicache.prefetch_rules import (
     ASKED,
     OVER,
@@ -57,7 +58,8 @@ from hicache.tree import HiRadixTree, Match
 
 class Prefetcher:
     """The prefetches of one engine. `on_ready(run)` is called when a request need not wait for its
-    own any longer, `on_change` when pages of L2 were published or given back.
+    own any longer, `on_change` when pages of L2 were published or given back, `on_room` whenever
+    some of its own may have been given back.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Prefetcher:
         metrics: Metrics,
         on_ready: Callable[[Running], None],
         on_change: Callable[[], None],
+        on_room: Callable[[], None] | None = None,
     ) -> None:
         self._env: Any = env  # its times are ints
         self._lanes = lanes
@@ -79,11 +82,11 @@ class Prefetcher:
         self._options = options.prefetch
         self._page = options.page_size_tokens
         self._page_bytes = options.page_bytes
+        self._pages = PrefetchPages(tree, options, on_room)
         self._threshold_pages = threshold_pages(options)
         self._limit = limit_tokens(options)
         self._numbers = 0
         self._of: dict[int, Prefetch] = {}  # the one that a request may wait for, by its order
-        self._holding: dict[int, Prefetch] = {}  # those with L2 pages of their own, by number
         self._questions: deque[Prefetch] = deque()
         self._asks = False
         self._store = Questions(env, lanes, options, metrics)
@@ -144,8 +147,7 @@ class Prefetcher:
 
     def lent(self) -> tuple[int, list[PageRuns]]:
         """L2 pages that are not the tree's: how many, and which."""
-        holding = self._holding.values()
-        return sum(each.taken for each in holding), [each.pages for each in holding]
+        return self._pages.lent()
 
     @property
     def under_way(self) -> int:
@@ -172,7 +174,7 @@ class Prefetcher:
         tree.pin(anchor, HOST)
         keys = cut(tuple(runs), first)[1]
         prefetch = Prefetch(self._numbers, run, self._env._now, anchor, first, keys)
-        if self._options.allocate == "before_lookup" and not self._take(prefetch, asked):
+        if self._options.allocate == "before_lookup" and not self._pages.take(prefetch, asked):
             metrics.prefetches_declined["host_capacity"] += 1
             metrics.prefetch_declined_tokens["host_capacity"] += asked * page
             tree.unpin(anchor, HOST)
@@ -220,8 +222,8 @@ class Prefetcher:
             self._finish(prefetch, "below_threshold")
             return
         if self._options.allocate == "before_lookup":
-            self._give(prefetch, hit)
-        elif not self._take(prefetch, hit) and not self._take_less(prefetch):
+            self._pages.give(prefetch, hit)
+        elif not self._pages.take(prefetch, hit) and not self._pages.take_less(prefetch):
             self._finish(prefetch, "host_capacity")
             return
         self._count_lost(hit - prefetch.taken, "host_capacity")
@@ -277,7 +279,7 @@ class Prefetcher:
         phase: int = prefetch.phase
         if phase == OVER:  # it was stopped meanwhile: the last copy is all it waits for
             if not prefetch.under_way:
-                self._give(prefetch, 0)
+                self._pages.give(prefetch, 0)
         elif phase == READING:
             prefetch.reading -= 1
             if prefetch.reading and not prefetch.reason:
@@ -360,7 +362,15 @@ class Prefetcher:
             self._metrics.promoted_pages += completed - double
         prefetch.pages = rest
         prefetch.taken -= completed
-        self._metrics.prefetch_fulfilled_tokens += completed * self._page
+        self._fulfil(prefetch, completed)
+
+    def _fulfil(self, prefetch: Prefetch, used: int, reason: str = "") -> None:
+        """Of the pages that have come `used` went to where they are of use, the others are lost for
+        `reason`. It is over.
+        """
+        completed = prefetch.completed
+        self._metrics.prefetch_fulfilled_tokens += used * self._page
+        self._count_lost(completed - used, reason)
         prefetch.hit -= completed
         prefetch.completed = 0
         self._finish(prefetch, prefetch.reason or "storage_transfer")
@@ -373,7 +383,7 @@ class Prefetcher:
         self.occupied_tokens -= prefetch.asked * self._page
         self._tree.unpin(prefetch.anchor, HOST)
         if not prefetch.under_way:
-            self._give(prefetch, 0)
+            self._pages.give(prefetch, 0)
         run = prefetch.run
         del self._of[run.order]
         self._asked_runs.pop(run.order, None)
@@ -383,32 +393,3 @@ class Prefetcher:
     def _count_lost(self, pages: int, reason: str) -> None:
         if pages:
             self._metrics.prefetch_unfulfilled_tokens[reason] += pages * self._page
-
-    # ------------------------------------------------------------------ pages of L2
-
-    def _take(self, prefetch: Prefetch, count: int) -> bool:
-        pages = self._tree.take(HOST, count)
-        if pages is None:
-            return False
-        prefetch.pages, prefetch.taken = pages, count
-        self._holding[prefetch.number] = prefetch
-        return True
-
-    def _take_less(self, prefetch: Prefetch) -> bool:
-        """Take what there is, if it is worth a read."""
-        if self._options.shortfall == "revoke":
-            return False
-        free = self._tree.tiers[HOST].allocator.free
-        self._tree.evict(HOST, prefetch.hit - free)
-        free = min(self._tree.tiers[HOST].allocator.free, prefetch.hit)
-        return free >= self._threshold_pages and self._take(prefetch, free)
-
-    def _give(self, prefetch: Prefetch, kept: int) -> None:
-        """Give all but the first `kept` of its pages back."""
-        spare = prefetch.taken - kept
-        if spare > 0:
-            prefetch.pages, pages = cut(prefetch.pages, kept)
-            self._tree.give(HOST, pages, spare)
-            prefetch.taken = kept
-        if not kept:
-            self._holding.pop(prefetch.number, None)

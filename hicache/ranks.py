@@ -13,8 +13,8 @@ refuses to know what is done with an answer (`hicache.prefetch`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Coroutine
+from typing import Any, final
 
 from simpy import Environment
 
@@ -49,10 +49,11 @@ class Questions:
         self._ranks = options.ranks
         self._batch_pages = options.prefetch.query_batch_pages
 
-    async def hit(self, prefetch: Prefetch) -> int:
-        """How many leading pages the store has, of every rank's part."""
-        if self._ranks == 1:
-            return await self._leading(prefetch, 0)
+    def hit(self, prefetch: Prefetch) -> Coroutine[Any, Any, int]:
+        """How many leading pages the store has, of every rank's part; to be awaited."""
+        return self._leading(prefetch, 0) if self._ranks == 1 else self._least(prefetch)
+
+    async def _least(self, prefetch: Prefetch) -> int:
         answers = [0] * self._ranks
         left = [self._ranks]
         over: Signal[None] = Signal(self._env)
@@ -81,7 +82,10 @@ class Questions:
         keys, left, hit = prefetch.keys, prefetch.asked, 0
         while left and prefetch.phase == ASKED:
             count = min(self._batch_pages, left)
-            part, keys = cut(keys, count)
+            if count == left:
+                part = keys
+            else:
+                part, keys = cut(keys, count)
             try:
                 done = await self._lanes.submit(Lookup(count, part, rank))
             except TransferError:

@@ -58,10 +58,9 @@ class StagedReads(Prefetcher):
         belief: StoreBelief,
         on_room: Callable[[], None],
     ) -> None:
-        super().__init__(env, lanes, tree, options, metrics, on_ready, on_change)
+        super().__init__(env, lanes, tree, options, metrics, on_ready, on_change, on_room)
         self._loads = loads
         self._belief = belief
-        self._on_room = on_room
         # Why staged pages were not loaded: what they follow had left L1.
         metrics.prefetch_unfulfilled_tokens.setdefault("device_capacity", 0)
 
@@ -97,9 +96,9 @@ class StagedReads(Prefetcher):
         if prefetch is None:
             return
         if held < prefetch.first:
-            self._give_back(prefetch, 0, "device_capacity")
+            self._fulfil(prefetch, 0, "device_capacity")
         else:
-            self._give_back(prefetch, min(held - prefetch.first, prefetch.completed), "dropped")
+            self._fulfil(prefetch, min(held - prefetch.first, prefetch.completed), "dropped")
 
     async def load(
         self,
@@ -124,10 +123,10 @@ class StagedReads(Prefetcher):
                 await self._loads.load(arrival.count, source, pages, early, ready)
                 tree.pin(node, DEVICE)
         except TransferError:
-            self._give_back(prefetch, 0, "dropped")
+            self._fulfil(prefetch, 0, "dropped")
             raise
         self._metrics.promoted_pages += wanted
-        self._give_back(prefetch, wanted, "dropped")
+        self._fulfil(prefetch, wanted, "dropped")
 
     # ------------------------------------------------------------------ inside
 
@@ -148,16 +147,3 @@ class StagedReads(Prefetcher):
             self._on_ready(prefetch.run)
         else:
             self._finish(prefetch, prefetch.reason)
-
-    def _give_back(self, prefetch: Prefetch, used: int, reason: str) -> None:
-        """Of the pages that have come L1 has `used`; the others are lost for `reason`."""
-        completed = prefetch.completed
-        self._metrics.prefetch_fulfilled_tokens += used * self._page
-        self._count_lost(completed - used, reason)
-        prefetch.hit -= completed
-        prefetch.completed = 0
-        self._finish(prefetch, prefetch.reason or "storage_transfer")
-
-    def _give(self, prefetch: Prefetch, kept: int) -> None:
-        super()._give(prefetch, kept)
-        self._on_room()

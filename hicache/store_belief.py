@@ -42,7 +42,7 @@ class StoreBelief:
         """How many of the first pages the store lacks, and is not about to get."""
         lacking = 0
         for first, count in keys:
-            gap = min(self._believed.gap(first), self._claimed.gap(first))
+            gap = min(self._believed.gap(first, count), self._claimed.gap(first, count))
             if gap < count:
                 return lacking + gap
             lacking += count

@@ -154,10 +154,30 @@ class StoreWriter:
             self.write(end, first)
 
     async def _work(self, rank: int) -> None:
-        jobs = self._jobs[rank]
+        """Write a rank's part of one job after the other, batch by batch. A batch that fails is the
+        job's last.
+        """
+        stats, jobs = self._metrics.directions["h2s"], self._jobs[rank]
         while jobs:
             job = jobs[0]
-            written = await self._written(job, rank)
+            keys, pages, written = job.keys, job.pages, 0
+            while written < job.count:
+                count = min(self._batch_pages, job.count - written)
+                if count == job.count:
+                    part, source = keys, pages
+                else:
+                    part, keys = cut(keys, count)
+                    source, pages = cut(pages, count)
+                runs = extents(source, source) if source else 1
+                copy = Copy("h2s", count, count * self._page_bytes, runs, source, (), part, rank)
+                try:
+                    done = await self._lanes.submit(copy)
+                except TransferError:
+                    stats.failed += 1
+                    break
+                if not rank:  # what is counted is one rank's
+                    count_copy(stats, done, copy)
+                written += count
             jobs.popleft()
             if written < job.written:
                 job.written = written
@@ -177,25 +197,3 @@ class StoreWriter:
         elif job.over is not None:
             job.over(job.written)
         self._on_change()
-
-    async def _written(self, job: _Job, rank: int) -> int:
-        """Write a rank's part of a job batch by batch; how many pages the store has of it. A batch
-        that fails is the last.
-        """
-        stats = self._metrics.directions["h2s"]
-        keys, pages, written = job.keys, job.pages, 0
-        while written < job.count:
-            count = min(self._batch_pages, job.count - written)
-            part, keys = cut(keys, count)
-            source, pages = cut(pages, count)
-            runs = extents(source, source) if source else 1
-            copy = Copy("h2s", count, count * self._page_bytes, runs, source, (), part, rank)
-            try:
-                done = await self._lanes.submit(copy)
-            except TransferError:
-                stats.failed += 1
-                break
-            if not rank:  # what is counted is one rank's
-                count_copy(stats, done, copy)
-            written += count
-        return written

@@ -11,11 +11,15 @@ nobody measured that.
 
 from __future__ import annotations
 
+from typing import Final
+
 from scenario.profile import Interference
 
-PERMILLE = 1000
+PERMILLE: Final = 1000
 # What the GPU does.
-IDLE, PREFILL, DECODE = 0, 1, 2
+IDLE: Final = 0
+PREFILL: Final = 1
+DECODE: Final = 2
 
 
 class Contention:
@@ -32,7 +36,7 @@ class Contention:
             PERMILLE, parts.d2h_under_prefill_permille.value, parts.d2h_under_decode_permille.value,
         )  # fmt: skip
         # A step's, by what it is: under copies of (neither way, h2d, d2h, both).
-        self._steps = (
+        self._steps: tuple[tuple[int, ...], ...] = (
             (PERMILLE, PERMILLE, PERMILLE, PERMILLE),
             _under(parts.prefill_under_h2d_permille.value, parts.prefill_under_d2h_permille.value),
             _under(parts.decode_under_h2d_permille.value, parts.decode_under_d2h_permille.value),

@@ -15,17 +15,50 @@ from __future__ import annotations
 import sys
 from collections import deque
 from functools import partial
+from typing import final
 
 from simpy import Environment
 
-from hicache.kernel import Pending
-from hicache.operations import Completion, Copy
+from hicache.kernel import FIRST_COMPLETION_PRIORITY, Pending
+from hicache.operations import Completion, Copy, Direction
 from scenario.profile import DiskProfile, Surface
 from sim.curves import Line, line
-from sim.finish import report
+from sim.finish import OnFinish, report
 from sim.host_pieces import HostPieces
 from sim.ranges import RangeWatch
 from sim.shared_device import PERMILLE, SharedDevice
+
+
+@final
+class _Way:
+    """One direction: what its blocks take, how many operations are under way, what waits."""
+
+    __slots__ = ("block_bytes", "direction", "latency_ns", "times", "under_way", "waiting")
+
+    def __init__(self, direction: Direction, rates: Surface, latency_ns: int) -> None:
+        self.direction = direction
+        self.times = BlockTimes(rates)
+        self.latency_ns = latency_ns
+        self.under_way = 0
+        self.waiting: deque[tuple[Copy, int, int, OnFinish]] = deque()
+        self.block_bytes = f"bytes of a disk block ({direction})"
+
+
+@final
+class _Gain:
+    """What several operations of one block size gain."""
+
+    __slots__ = ("_block_bytes", "_times")
+
+    def __init__(self, times: BlockTimes, block_bytes: float) -> None:
+        self._times = times
+        self._block_bytes = block_bytes
+
+    def __call__(self, active: int) -> int:
+        return self._times.gain(self._block_bytes, active)
+
+
+_Job = tuple[_Way, OnFinish]
 
 
 class Disk:
@@ -41,15 +74,13 @@ class Disk:
     ) -> None:
         self._pieces = pieces
         self._watch = watch or RangeWatch()
-        self._read = BlockTimes(profile.read_bytes_per_s)
-        self._write = BlockTimes(profile.write_bytes_per_s)
-        self._read_latency_ns = profile.read_latency_ns.value
-        self._write_latency_ns = profile.write_latency_ns.value
+        self._read = _Way("s2h", profile.read_bytes_per_s, profile.read_latency_ns.value)
+        self._write = _Way("h2s", profile.write_bytes_per_s, profile.write_latency_ns.value)
         weights: dict[str, int] | None = None
         if profile.read_share_permille is not None:
             share = min(max(profile.read_share_permille.value, 1), PERMILLE - 1)
             weights = {"s2h": share, "h2s": PERMILLE - share}
-        self.device: SharedDevice[tuple[Pending[Completion], Copy]] = SharedDevice(
+        self.device: SharedDevice[_Job] = SharedDevice(
             env, workers or profile.workers.value, self._finished, profile.mixed_permille.value,
             weights,
         )  # fmt: skip
@@ -59,28 +90,40 @@ class Disk:
         # Operations of a direction at once: a number of workers that is given takes its place.
         each_way = profile.each_way
         self._each_way = each_way.value if each_way is not None and workers is None else 0
-        self._under_way = {"s2h": 0, "h2s": 0}
-        self._waiting: dict[str, deque[tuple[Pending[Completion], Copy, int]]] = {
-            "s2h": deque(), "h2s": deque(),
-        }  # fmt: skip
 
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
         """Take a copy that the engine has ready at `ready_ns`."""
-        direction = operation.direction
-        if self._each_way and self._under_way[direction] >= self._each_way:
-            self._waiting[direction].append((pending, operation, ready_ns))
-            return
-        self._under_way[direction] += 1
-        self._begin(pending, operation, ready_ns)
+        on_finish = partial(report, pending, operation)
+        self._take(operation, pending.number, ready_ns, on_finish, 0)
 
-    def _begin(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
-        direction = operation.direction
-        if direction == "s2h":
-            times, latency_ns = self._read, self._read_latency_ns
-        else:
-            times, latency_ns = self._write, self._write_latency_ns
+    def carry(self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish) -> None:
+        """As `sim.keyed_store.Carrier` says."""
+        place = FIRST_COMPLETION_PRIORITY + number
+        self._take(operation, number, ready_ns, on_finish, place)
+
+    def _take(
+        self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish, place: int
+    ) -> None:
+        way = self._read if operation.direction == "s2h" else self._write
+        if self._each_way and way.under_way >= self._each_way:
+            way.waiting.append((operation, number, ready_ns, on_finish))
+            self.device.tell_at_once()
+            return
+        way.under_way += 1
+        self._begin(way, operation, number, ready_ns, on_finish, place)
+
+    def _begin(
+        self,
+        way: _Way,
+        operation: Copy,
+        number: int,
+        ready_ns: int,
+        on_finish: OnFinish,
+        place: int,
+    ) -> None:
+        times = way.times
         first_times = 1.0
-        if direction == "h2s" and self._first_permille != PERMILLE and operation.target:
+        if way is self._write and self._first_permille != PERMILLE and operation.target:
             first_times += self._new(operation) * (PERMILLE / self._first_permille - 1)
         counted = self._pieces
         blocks = operation.extents if counted is None else counted.on_disk(operation)
@@ -88,19 +131,19 @@ class Disk:
             blocks = 1
         block_bytes = operation.size_bytes / blocks
         if block_bytes > times.largest_bytes:
-            what = f"bytes of a disk block ({operation.direction})"
-            self._watch.above(what, int(block_bytes), times.largest_bytes)
+            self._watch.above(way.block_bytes, int(block_bytes), times.largest_bytes)
         self.device.submit(
-            (pending, operation),
-            pending.number,
+            (way, on_finish),
+            number,
             max(1, int(blocks * times.alone_ns(block_bytes) * first_times + 0.5)),
-            partial(times.gain, block_bytes),
-            kind=direction,
+            _Gain(times, block_bytes),
+            kind=way.direction,
             ready_ns=ready_ns,
-            latency_ns=latency_ns,
+            latency_ns=way.latency_ns,
+            place=place,
         )
         if self.device.in_use > times.most_at_once:
-            what = f"operations at once on the disk ({operation.direction})"
+            what = f"operations at once on the disk ({way.direction})"
             self._watch.above(what, self.device.in_use, times.most_at_once)
 
     def _new(self, operation: Copy) -> float:
@@ -114,15 +157,15 @@ class Disk:
             written[first : first + count] = b"\x01" * count
         return new / slots
 
-    def _finished(
-        self, job: tuple[Pending[Completion], Copy], started_ns: int, finished_ns: int
-    ) -> None:
-        direction = job[1].direction
-        if self._waiting[direction]:
-            self._begin(*self._waiting[direction].popleft())
+    def _finished(self, job: _Job, started_ns: int, finished_ns: int) -> None:
+        way, on_finish = job
+        if way.waiting:
+            operation, number, ready_ns, following = way.waiting.popleft()
+            # Others may wait for its end: that is told at once.
+            self._begin(way, operation, number, ready_ns, following, 0)
         else:
-            self._under_way[direction] -= 1
-        report(*job, started_ns, finished_ns)
+            way.under_way -= 1
+        on_finish(started_ns, finished_ns)
 
 
 class BlockTimes:

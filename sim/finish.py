@@ -4,10 +4,13 @@
 # `Environment.now` is a property in Python; see hicache.kernel.
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hicache.kernel import Pending, post
 from hicache.operations import Completion, Operation
+
+OnFinish = Callable[[int, int], None]  # called with when it began and when it ended, in ns
 
 
 def report(
@@ -21,8 +24,9 @@ def report(
     `answer`: what a store says (`Completion.answer`).
     """
     env = pending.env
-    soonest = env._now + 1  # the rule of hicache.kernel.stamp
-    stamp_ns: Any = finished_ns if finished_ns > soonest else soonest
+    now: Any = env._now
+    soonest: int = now + 1  # the rule of hicache.kernel.stamp
+    stamp_ns = finished_ns if finished_ns > soonest else soonest
     completion = Completion(
         pending.number, operation, pending.submitted_ns, started_ns, finished_ns, stamp_ns, 0,
         answer,

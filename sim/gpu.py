@@ -42,7 +42,7 @@ class Gpu:
     __slots__ = (
         "_ahead", "_burst", "_callbacks", "_contention", "_copies_ns", "_env", "_finish_ns",
         "_groups", "_keeps_step_ends", "_layers", "_link", "_model", "_operation", "_paces",
-        "_pending", "_queue", "_start_ns", "_step", "_steps", "_timer", "_work_ns",
+        "_pending", "_queue", "_start_ns", "_step", "_steps", "_timer", "_timer_ns", "_work_ns",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +85,7 @@ class Gpu:
         # (pending, operation, ready_ns, whether a burst was asked to end before it began)
         self._queue: deque[Waiting] = deque()
         self._timer: Timer | None = None
+        self._timer_ns = 0
         self._callbacks: Callbacks = [self._on_timer]
 
     def submit(
@@ -214,16 +215,28 @@ class Gpu:
         self._set_timer(pending)
 
     def _set_timer(self, pending: Pending[Completion]) -> None:
-        """The GPU's one event: at the stamp of the running one's completion, in its place."""
+        """The GPU's one event: at the stamp of the running one's completion, in its place.
+
+        One that stands there too early stays, and is set anew when it comes: a copy that begins
+        and ends beside a step moves its end to and fro.
+        """
+        stamp_ns = self._finish_ns + 1
+        if self._timer is not None and self._timer_ns <= stamp_ns:
+            return
         env = self._env
         priority = FIRST_COMPLETION_PRIORITY + pending.number
-        self._timer = Timer(env, self._finish_ns + 1 - env._now, self._callbacks, priority)
+        self._timer = Timer(env, stamp_ns - env._now, self._callbacks, priority)
+        self._timer_ns = stamp_ns
 
     def _on_timer(self, timer: Timer) -> None:
         if timer is not self._timer:
             return
+        self._timer = None
         pending, finish_ns, burst, steps = self._pending, self._finish_ns, self._burst, self._steps
         assert pending is not None
+        if finish_ns >= self._env._now:
+            self._set_timer(pending)
+            return
         ends: tuple[int, ...] = ()
         if burst is not None and self._keeps_step_ends:
             if len(self._paces) > 1 or (self._paces and self._paces[0][2] != PERMILLE):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from hicache.kernel import Pending
 from hicache.operations import Completion, Copy
@@ -25,7 +26,7 @@ Loaded = Callable[[Trail], None]
 Points = Sequence[tuple[int, int]]
 FULL_SPEED = 1000
 MOST_KNOWN = 10_000
-NEVER = 1 << 62
+NEVER: Final = 1 << 61  # what compiled code holds in a register
 
 
 class Transfer:

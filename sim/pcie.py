@@ -92,6 +92,8 @@ class Link:
         self._said = (NEVER, NEVER)
         self._at = 0
         self._timer: Timer | None = None
+        self._timer_ns = 0
+        self._end_ns = 0
         self._callbacks: Callbacks = [self._on_timer]
         self._after_callbacks: Callbacks = [self._on_scattered]
 
@@ -212,7 +214,10 @@ class Link:
             transfer.trail.mark(at, transfer.left)
 
     def _set_timer(self, now: int) -> None:
-        """Set the timer to the next end of a head, given what is known now; tell the GPU."""
+        """Set the timer to the next end of a head, given what is known now; tell the GPU.
+
+        One that stands there too early stays, and is set anew when it comes.
+        """
         down, up = self._down.head, self._up.head
         if self.told is not None:
             said = (down.begin_ns if down is not None else NEVER,
@@ -223,7 +228,10 @@ class Link:
         if down is None and up is None:
             self._timer = None
             return
-        self._timer = Timer(self._env, self._next_end(now, down, up) - now, self._callbacks)
+        self._end_ns = end_ns = self._next_end(now, down, up)
+        if self._timer is None or self._timer_ns > end_ns:
+            self._timer = Timer(self._env, end_ns - now, self._callbacks)
+            self._timer_ns = end_ns
 
     def _next_end(self, at: int, down: Transfer | None, up: Transfer | None) -> int:
         """The next end: run ahead from one beginning to the next."""
@@ -275,6 +283,11 @@ class Link:
         if timer is not self._timer:
             return
         now = self._env._now
+        if self._end_ns > now:
+            self._timer = Timer(self._env, self._end_ns - now, self._callbacks)
+            self._timer_ns = self._end_ns
+            return
+        self._timer = None
         self._settle(now)
         for way in self._ways:
             head = way.head

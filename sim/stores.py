@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from simpy import Environment
@@ -29,7 +30,7 @@ from simpy import Environment
 from hicache.kernel import Pending
 from hicache.operations import Completion, Copy
 from scenario.stores import StoreProfile
-from sim.finish import report
+from sim.finish import OnFinish, report
 from sim.timer import Callbacks, Timer
 
 MILLION = 1_000_000
@@ -179,14 +180,12 @@ class StoreClient:
 
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
         """Take a copy that the engine has ready at `ready_ns`."""
+        self.carry(operation, pending.number, ready_ns, partial(report, pending, operation))
 
-        def finished(started_ns: int, finished_ns: int) -> None:
-            report(pending, operation, started_ns, finished_ns)
-
+    def carry(self, operation: Copy, number: int, ready_ns: int, on_finish: OnFinish) -> None:
+        """As `sim.keyed_store.Carrier` says."""
         direction = READ if operation.direction == "s2h" else WRITE
-        self.move(
-            direction, operation.pages, operation.size_bytes, pending.number, ready_ns, finished
-        )
+        self.move(direction, operation.pages, operation.size_bytes, number, ready_ns, on_finish)
 
     def move(
         self,

@@ -37,6 +37,20 @@ def test_replay_speed_smoke() -> None:
     assert "MISSED" not in said, "a smoke run judges nothing"
 
 
+@pytest.mark.slow
+def test_preset_speed_smoke() -> None:
+    said = _run(BENCHMARKS / "preset_speed.py", "--smoke")
+    rows = [line.split(" | ") for line in said.splitlines()[2:]]
+    assert len(rows) == 8
+    assert {row[0] for row in rows} >= {"| mini-hicache", "| sglang-0.5.20"}
+    assert [row[5] for row in rows if row[0] == "| mini-hicache"] == ["1.00", "1.00"]
+    operations = {(row[0], row[1]): int(row[7].replace(",", "")) for row in rows}
+    for (preset, tiers), count in operations.items():
+        if tiers == "with L3":  # it is written to
+            assert count > operations[preset, "without L3"]
+    assert "MISSED" not in said, "a smoke run judges nothing"
+
+
 def test_profile_replay(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     trace.write_text(

@@ -12,10 +12,11 @@ from engine_runs import Run, assert_good
 from small_workloads import random_workload
 
 from hicache.arrival import Arrival
+from hicache.copies import Copier
 from hicache.errors import TransferError
 from hicache.holdings import Holdings
 from hicache.node import DEVICE
-from hicache.transfers import Copier, Transfers
+from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
 from hicache.write_back import Departure
 

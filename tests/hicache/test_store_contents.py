@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from hicache.operations import PageRuns
-from hicache.store_contents import StoreContents
+from hicache.store_contents import STRETCH, StoreContents
 
 
 def test_what_one_writes_the_other_finds() -> None:
@@ -81,29 +81,31 @@ class Naive:
         return sum(self.held.pop(key, 0) is None for key in keys)
 
 
-def random_runs(rng: Random) -> PageRuns:
+def random_runs(rng: Random, shift: int) -> PageRuns:
     """Up to three runs, no page twice."""
     runs: list[tuple[int, int]] = []
     for base in rng.sample((0, 20, 40), rng.randrange(1, 4)):
-        first = base + rng.randrange(12)
+        first = shift + base + rng.randrange(12)
         runs.append((first, rng.randrange(1, 9)))
     return tuple(runs)
 
 
+# With the last shifts some of the keys lie behind the end of a stretch.
+@pytest.mark.parametrize("shift", [0, STRETCH - 25, -30])
 @pytest.mark.parametrize("seed", range(300))
-def test_as_a_list_of_pages_by_use(seed: int) -> None:
+def test_as_a_list_of_pages_by_use(seed: int, shift: int) -> None:
     rng = Random(seed)
     capacity = rng.choice([0, 1, 5, 12, 25])
     contents, naive = StoreContents(capacity), Naive(capacity)
     written = 0
     for _ in range(60):
-        runs = random_runs(rng)
+        runs = random_runs(rng, shift)
         keys = [key for first, count in runs for key in range(first, first + count)]
         act = rng.choice(["leading", "missing", "read", "write", "write", "forget"])
         if act == "missing":
-            first = keys[0]
-            gap = next((k for k in range(first, 61) if k in naive.held or k == 60), 0) - first
-            assert min(contents.gap(first), 60 - first) == gap
+            first, end = keys[0], shift + 60
+            gap = next((k for k in range(first, end) if k in naive.held), end) - first
+            assert contents.gap(first, end - first) == gap
             assert contents.missing(runs) == sum(key not in naive.held for key in keys)
         elif act == "leading":
             assert contents.leading(runs) == naive.leading(keys)
@@ -118,4 +120,5 @@ def test_as_a_list_of_pages_by_use(seed: int) -> None:
             written += new
         assert contents.pages == len(naive.held)
         assert contents.evicted_pages == written - len(naive.held)
-        assert [key for key in range(60) if contents.leading(((key, 1),))] == sorted(naive.held)
+        every = range(shift, shift + 60)
+        assert [key for key in every if contents.leading(((key, 1),))] == sorted(naive.held)

@@ -31,19 +31,21 @@ class Ask(NamedTuple):
 
 
 def device_ends(
-    asks: list[Ask], workers: int, gain, mixed: int = PERMILLE, weights=None
+    asks: list[Ask], workers: int, gain, mixed: int = PERMILLE, weights=None, *, place: int = 0
 ) -> list[tuple]:
     env = Environment(0)
     ends: list[tuple] = []
-    device: SharedDevice[int] = SharedDevice(
-        env, workers, lambda item, start, end: ends.append((item, start, end)), mixed,
-        weights,
-    )  # fmt: skip
+
+    def told(item: int, start_ns: int, end_ns: int) -> None:
+        assert end_ns <= env.now <= end_ns + (place > 0)
+        ends.append((item, start_ns, end_ns))
+
+    device: SharedDevice[int] = SharedDevice(env, workers, told, mixed, weights)
 
     def submit(number: int, ask: Ask) -> None:
         device.submit(
             number, number, ask.work_ns, gain, kind=ask.kind, ready_ns=ask.ready_ns,
-            latency_ns=ask.latency_ns,
+            latency_ns=ask.latency_ns, place=place and place + number,
         )  # fmt: skip
 
     for number, ask in enumerate(asks):
@@ -101,15 +103,62 @@ asks = st.lists(
     workers=st.integers(1, 5),
     gains=st.lists(st.integers(500, 3000), min_size=5, max_size=5),
     mixed=st.integers(100, 1000),
+    place=st.sampled_from([0, 3]),
 )
-@settings(max_examples=120, deadline=None)
-def test_it_agrees_with_the_naive_device_to_the_ns(asks, workers, gains, mixed):
+@settings(max_examples=240, deadline=None)
+def test_it_agrees_with_the_naive_device_to_the_ns(asks, workers, gains, mixed, place):
     def gain(active: int) -> int:
         return gains[active - 1] if active > 1 else PERMILLE
 
-    ends = device_ends(asks, workers, gain, mixed)
+    ends = device_ends(asks, workers, gain, mixed, place=place)
     assert [end for *_, end in ends] == sorted(end for *_, end in ends)
     assert sorted(ends) == sorted(naive_ends(asks, workers, gain, mixed))
+
+
+@given(
+    works=st.lists(st.integers(1, 9), min_size=2, max_size=6),
+    waits_ns=st.lists(st.integers(0, 12), min_size=6, max_size=6),
+    place=st.sampled_from([0, 3]),
+)
+@settings(max_examples=120, deadline=None)
+def test_whoever_is_told_of_an_end_may_submit_at_once(works, waits_ns, place):
+    """One after the other, as `Disk` does where a direction carries one copy at a time."""
+    env = Environment(0)
+    queue: list[int] = []
+    ends: list[tuple[int, int, int]] = []
+    busy = False
+
+    def begin(number: int, place: int) -> None:
+        device.submit(number, number, works[number], place=place and place + number)
+
+    def told(number: int, start_ns: int, end_ns: int) -> None:
+        nonlocal busy
+        ends.append((number, start_ns, end_ns))
+        busy = bool(queue)
+        if queue:
+            begin(queue.pop(0), 0)  # others may wait for its end
+
+    def arrives(number: int) -> None:
+        nonlocal busy
+        if busy:
+            queue.append(number)
+            device.tell_at_once()
+        else:
+            busy = True
+            begin(number, place)
+
+    device: SharedDevice[int] = SharedDevice(env, 4, told)
+    expected: list[tuple[int, int, int]] = []
+    arrival_ns = free_ns = 0
+    for number, work_ns in enumerate(works):
+        arrival_ns += waits_ns[number]
+        at(env, arrival_ns, lambda number=number: arrives(number))
+        start_ns = max(arrival_ns, free_ns)
+        free_ns = start_ns + work_ns
+        expected.append((number, start_ns, free_ns))
+    env.run()
+    assert ends == expected
+    assert device.in_use == device.waiting == 0
 
 
 @given(works=st.lists(st.integers(1, 10**9), min_size=1, max_size=20), workers=st.integers(1, 20))
