@@ -99,6 +99,24 @@ def backend_copies(name: str, direction: Any, extents: int) -> Callable[[Profile
     return total
 
 
+def paged_copies(name: str, way: str) -> Callable[[Profile], int]:
+    """The same in pages of the sizes that were sampled."""
+
+    def total(profile: Profile) -> int:
+        assert profile.pcie.backends is not None
+        by_page = getattr(profile.pcie.backends, name).by_page
+        direction: Any = way.removesuffix("_scattered")
+        plan = apart(
+            [
+                Copy(direction, size // page, size, size // page if way != direction else 1)
+                for page, size, _ in getattr(by_page, way).points
+            ]
+        )
+        return total_ns(profile, plan, "backend", backend=name)
+
+    return total
+
+
 def backend_duplex(name: str) -> Callable[[Profile], int]:
     both: Plan = [(0, Copy(direction, 1, 1024 * MIB, 1)) for direction in ("h2d", "d2h")]
     return lambda profile: total_ns(profile, both, "backend", backend=name)
@@ -227,6 +245,8 @@ for _name in ("auto", "staged", "zero_copy", "direct"):
     for _way in ("h2d", "d2h"):
         TOTALS[f"{_key}.{_way}"] = backend_copies(_name, _way, 1)
         TOTALS[f"{_key}.{_way}_scattered"] = backend_copies(_name, f"{_way}_scattered", 8)
+for _way in ("h2d", "d2h", "h2d_scattered", "d2h_scattered"):
+    TOTALS[f"pcie.backends.auto.by_page.{_way}"] = paged_copies("auto", _way)
 # What takes from one and gives to another, or counts.
 EITHER_WAY = (
     "gpu.model", "disk.workers", "disk.each_way", "disk.read_share_permille",
