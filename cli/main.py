@@ -324,6 +324,7 @@ def main() -> None:
     """Run the command line; errors of the user's are one line and exit code 2."""
     # A replay makes hardly any cycles, and a process this short need not look for them.
     gc.disable()
+    _open_closed_streams()
     code = run()
     try:
         sys.stdout.flush()
@@ -335,6 +336,18 @@ def main() -> None:
         raise SystemExit(code)
     # All is written: taking a million objects apart one by one would only take time.
     os._exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller has closed (`>&-`) lead nowhere. Their numbers would else be
+    given to the next files that are opened, and with them what a library prints.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115  # for good
 
 
 def run() -> int:
@@ -352,6 +365,9 @@ def run() -> int:
     except BrokenPipeError:
         return _PIPE_CLOSED
     except SystemExit as ending:
+        # So rich ends where its table is not wanted any more.
+        if isinstance(ending.__context__, BrokenPipeError):
+            return _PIPE_CLOSED
         return _code_of(ending)
     return ended if isinstance(ended, int) else 0
 
