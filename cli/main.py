@@ -4,6 +4,7 @@ needed.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -331,6 +332,8 @@ def main() -> None:
         sys.stderr.flush()
     except BrokenPipeError:
         code = _PIPE_CLOSED
+    except OSError as error:
+        code = _no_room(error)
     # Its workers' folders are removed at an end like any other.
     if "joblib" in sys.modules:
         raise SystemExit(code)
@@ -364,12 +367,23 @@ def run() -> int:
         return _refused(error)
     except BrokenPipeError:
         return _PIPE_CLOSED
+    except OSError as error:
+        return _no_room(error)
     except SystemExit as ending:
         # So rich ends where its table is not wanted any more.
         if isinstance(ending.__context__, BrokenPipeError):
             return _PIPE_CLOSED
         return _code_of(ending)
     return ended if isinstance(ended, int) else 0
+
+
+def _no_room(error: OSError) -> int:
+    """A disk that is full where no command looks: under what is printed, most often."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    where = f"{error.filename}: " if error.filename else ""
+    print(f"hicache: error: {where}{error.strerror}", file=sys.stderr)
+    return 2
 
 
 def _refused(error: click.ClickException) -> int:
