@@ -42,7 +42,9 @@ def _options(given: list[str]) -> Options:
     parser.add_argument("--l3-backend", default=usual.l3_backend, help="as hw.l3_backend")
     parser.add_argument("--page-size", type=int, action="append", help="tokens; repeatable")
     parser.add_argument("--thorough", action="store_true", help="15 minutes at most, not 3")
-    parser.add_argument("--budget", type=float, default=usual.budget_s, help="seconds")
+    parser.add_argument(
+        "--budget", type=float, default=usual.budget_s, help="seconds, from the begin"
+    )
     parser.add_argument("--only", action="append", default=[], help=", ".join(PROBES))
     parser.add_argument("--base", default=usual.base, help="profile for what is not measured")
     parser.add_argument("--into", default=usual.into, help="profile whose parts are renewed")

@@ -6,7 +6,8 @@
              auto   cuda where there is a GPU, else none
 
 The journal lies beside the profile while the calibration is not complete (stopped, or its time was
-over): the same command goes on from there. Ctrl-C writes the profile of what is done, too.
+over): the same command goes on from there. Ctrl-C and SIGTERM write the profile of what is done,
+too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from calibrate.machine import host_memory_bytes
 from calibrate.profile_text import notes
 from calibrate.progress import SessionProgress
 from calibrate.session import Measured, Session
+from calibrate.stopping import Stopping
 from hicache.errors import InputError
 from hw.storage.file_store import BACKENDS as L3_BACKENDS
 from scenario.measurement import Measurement
@@ -34,14 +36,15 @@ from scenario.profile import Memory, Profile, Quantity, dump_profile, load_profi
 from scenario.sizes import bytes_text
 
 GIB = 1 << 30
-INTERRUPTED = 130
 BUDGET_S = {"quick": 170.0, "thorough": 880.0}
+LEAST_OF_BUDGET = 0.25
 
 
 def run_calibration(options: Options) -> int:
     """Calibrate and write `options.out`; returns the exit code. Raises InputError."""
+    begun_s = time.monotonic()
     _check(options)
-    base = load_profile(options.into or options.base)
+    base = load_profile(options.into, "--into") if options.into else load_profile(options.base)
     with ExitStack() as stack:
         kit = make_kit(options, stack)
         for doubt in kit.machine.doubts:
@@ -53,10 +56,10 @@ def run_calibration(options: Options) -> int:
         if journal.resumed:
             print(f"{journal.path}: {journal.resumed} points are done already", file=sys.stderr)
         began = datetime.now(UTC)
-        with SessionProgress() as progress:
+        with SessionProgress() as progress, Stopping() as stopping:
             measured = Session(
                 kit.probes, journal, progress, effort=options.effort,
-                budget_s=options.budget_s or BUDGET_S[options.effort],
+                budget_s=_budget_s(options, time.monotonic() - begun_s),
             ).run()  # fmt: skip
         told = _measurement(options, kit, measured, began, journal)
         kept: tuple[str, ...] = ()
@@ -76,7 +79,17 @@ def run_calibration(options: Options) -> int:
     _say(built, options, measured)
     for probe in kept:
         print(f"warning: {probe}: as it was in {options.into}", file=sys.stderr)
-    return INTERRUPTED if measured.interrupted else 0
+    return stopping.code if measured.interrupted else 0
+
+
+def _budget_s(options: Options, spent_s: float) -> float:
+    """For the session, whose probes took `spent_s` to make: importing torch alone may take longer
+    than a disk. What is left of a budget that was given, and always some, so that a command that is
+    repeated comes to its end.
+    """
+    if not options.budget_s:
+        return BUDGET_S[options.effort]
+    return max(options.budget_s - spent_s, LEAST_OF_BUDGET * options.budget_s)
 
 
 def assemble(

@@ -16,6 +16,7 @@ from calibrate.points import Effort, Probe
 from hicache.errors import InputError
 from hw.storage.file_store import Backend
 from scenario.geometry import ModelGeometry, load_geometry
+from scenario.sizes import bytes_text
 
 GIB = 1 << 30
 PROBES = (
@@ -99,6 +100,8 @@ def make_kit(options: Options, stack: ExitStack) -> Kit:
         return bench.host
 
     page_bytes = -(-bench.layout.page_bytes // 4096) * 4096
+    if not small:
+        _check_disk(options, page_bytes)
     most_bytes = min(disk_bytes // 8, bench.scale.host_bytes // 8)
     probes: list[Probe] = [
         StepsProbe(bench, ceilings.memory_bytes_per_s),
@@ -156,6 +159,7 @@ def _without_gpu(options: Options, geometry: ModelGeometry) -> list[Probe]:
     from calibrate.probes.host import HostProbe
 
     page_bytes = geometry.kv_bytes_per_token * options.page_size_tokens
+    _check_disk(options, page_bytes)
     probes: list[Probe] = []
     if options.server:
         from calibrate.openai import Server
@@ -175,6 +179,19 @@ def _without_gpu(options: Options, geometry: ModelGeometry) -> list[Probe]:
         ),
         HostProbe(None),
     ]  # fmt: skip
+
+
+def _check_disk(options: Options, page_bytes: int) -> None:
+    """Raises InputError where the disk's file would have to be larger than was allowed."""
+    from calibrate.probes.disk import LEAST_SLOTS
+
+    least_bytes = LEAST_SLOTS * page_bytes
+    if "disk" in (options.only or PROBES) and options.disk_bytes < least_bytes:
+        raise InputError(
+            f"--disk-size {bytes_text(options.disk_bytes)}: {LEAST_SLOTS} pages of "
+            f"{options.page_size_tokens} tokens are needed, {bytes_text(least_bytes)}; give a "
+            "larger one, or a smaller --page-size"
+        )
 
 
 def _chosen(options: Options, probes: list[Probe]) -> list[Probe]:

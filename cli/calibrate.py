@@ -37,7 +37,8 @@ def calibrate(
         bool, typer.Option("--thorough", help="15 minutes at most, not 3: more points and samples.")
     ] = False,
     budget: Annotated[
-        float, typer.Option(help="Seconds for measuring. [170; --thorough: 880]")
+        float,
+        typer.Option(help="Seconds from the command's begin. [170 of measuring; --thorough: 880]"),
     ] = 0.0,
     only: Annotated[
         list[str] | None,
@@ -76,7 +77,7 @@ def calibrate(
 ) -> None:
     """Measure this machine and write the profile that a replay takes with --profile.
 
-    Stopped with Ctrl-C, it writes what is done, and the same command goes on from there.
+    Stopped with Ctrl-C or SIGTERM, it writes what is done, and the same command goes on from there.
 
     Examples: hicache calibrate --model Qwen3-8B --disk /mnt/nvme --out mine.json
 

@@ -4,6 +4,7 @@ needed.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -324,17 +325,32 @@ def main() -> None:
     """Run the command line; errors of the user's are one line and exit code 2."""
     # A replay makes hardly any cycles, and a process this short need not look for them.
     gc.disable()
+    _open_closed_streams()
     code = run()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     except BrokenPipeError:
         code = _PIPE_CLOSED
+    except OSError as error:
+        code = _no_room(error)
     # Its workers' folders are removed at an end like any other.
     if "joblib" in sys.modules:
         raise SystemExit(code)
     # All is written: taking a million objects apart one by one would only take time.
     os._exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller has closed (`>&-`) lead nowhere. Their numbers would else be
+    given to the next files that are opened, and with them what a library prints.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115  # for good
 
 
 def run() -> int:
@@ -351,9 +367,23 @@ def run() -> int:
         return _refused(error)
     except BrokenPipeError:
         return _PIPE_CLOSED
+    except OSError as error:
+        return _no_room(error)
     except SystemExit as ending:
+        # So rich ends where its table is not wanted any more.
+        if isinstance(ending.__context__, BrokenPipeError):
+            return _PIPE_CLOSED
         return _code_of(ending)
     return ended if isinstance(ended, int) else 0
+
+
+def _no_room(error: OSError) -> int:
+    """A disk that is full where no command looks: under what is printed, most often."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    where = f"{error.filename}: " if error.filename else ""
+    print(f"hicache: error: {where}{error.strerror}", file=sys.stderr)
+    return 2
 
 
 def _refused(error: click.ClickException) -> int:

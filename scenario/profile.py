@@ -306,8 +306,8 @@ def profile_names() -> list[str]:
     )
 
 
-def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
-    """The profile of a known machine, or that of a JSON file.
+def load_profile(name_or_path: str | os.PathLike[str], key: str = "machine.profile") -> Profile:
+    """The profile of a known machine, or that of a JSON file. `key`: where it was given.
 
     A name may be in any case. What ends in `.json` or begins as paths do is a path. Raises
     InputError for an unknown name, with those there are, and for a file that cannot be read or is
@@ -324,7 +324,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
         from scenario.names import nearest
 
         raise InputError(
-            f"machine.profile is {given!r}: no known machine{nearest(name, names)}; known are "
+            f"{key} is {given!r}: no known machine{nearest(name, names)}; known are "
             f"{', '.join(names)}; for another give the path of its profile, a .json file"
         )
     try:

@@ -160,9 +160,10 @@ class TierOptions(msgspec.Struct, frozen=True):
 
 
 class BookOptions(msgspec.Struct, frozen=True):
-    """How the engine keeps its books. Changes no result; for debugging and for real pools."""
+    """How the engine keeps its books, for debugging and for real pools. Untimed hits stay."""
 
-    # "named": allocators hand out page numbers, as real pools need. "counted": they only count.
+    # "named": allocators hand out page numbers, as real pools need. "counted": they only count, and
+    # copies take the time of consecutive pages.
     page_ids: Literal["counted", "named"] = "counted"
     # `check_integrity` after every N-th scheduler step; 0: never.
     check_every_steps: int = 0

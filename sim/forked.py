@@ -137,8 +137,8 @@ class ForkedWorkers:
     ) -> bool:
         """Hand it the next argument, if there is one. A dead one is found by its missing answer."""
         for argument in left:
+            busy[worker.pid] = worker  # also where Ctrl-C leaves half of it in the pipe
             worker.hand(function, argument)
-            busy[worker.pid] = worker
             return True
         return False
 
@@ -151,7 +151,8 @@ class ForkedWorkers:
         answers, results = os.pipe()
         kept = [to, answers, *(end for each in self._workers for end in each.ends())]
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # or the child would have it, too
+            if stream is not None:  # closed by who started this process
+                stream.flush()  # or the child would have it, too
         # Until the child ignores it, Ctrl-C waits.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -194,4 +195,16 @@ def _attempt(function: Callable[[Any], Any], argument: Any) -> bytes:
         return pickle.dumps((function(argument), None))
     except BaseException as error:
         error.add_note(traceback.format_exc())
-        return pickle.dumps((None, error))
+        return _told(error)
+
+
+def _told(error: BaseException) -> bytes:
+    """`error` on its way; in words where it cannot be taken apart, or not be put together."""
+    try:
+        told = pickle.dumps((None, error))
+        pickle.loads(told)
+    except Exception:
+        words = RuntimeError(f"{type(error).__name__}: {error}")
+        words.__notes__ = error.__notes__
+        told = pickle.dumps((None, words))
+    return told

@@ -34,6 +34,8 @@ BYTES_PER_S = 1.5e9  # for the time that a point wants
 MIXED_BYTES = 64 << 20
 RUN_IN_ROUNDS = 1
 THREADS = (1, 4, 64)
+LEAST_PAGES = 4  # of the largest operation, which is an eighth of the file
+LEAST_SLOTS = 8 * LEAST_PAGES
 
 
 class DiskProbe:
@@ -59,7 +61,7 @@ class DiskProbe:
         self._folder = Path(folder) if folder else None
         self._page_bytes = -(-page_bytes // 4096) * 4096
         self._backend: Backend = backend
-        self._most_pages = max(4, most_bytes // self._page_bytes)
+        self._most_pages = max(LEAST_PAGES, most_bytes // self._page_bytes)
         self._slots = max(8 * self._most_pages, file_bytes // self._page_bytes)
         self._workers = workers
         self._make_host = host

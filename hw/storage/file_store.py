@@ -38,6 +38,7 @@ from hw.storage.native import FIRST_RUNS, NativeTransport, library
 from hw.storage.plan import Extents, in_parts, merge
 from hw.storage.pread import PreadTransport
 from hw.storage.slot_file import Access, Room, SlotFile
+from hw.storage.under_way import UnderWay
 from hw.storage.uring import UringTransport, allowed
 
 Backend = Literal["auto", "pread", "direct", "io_uring", "io_uring_cached", "gds"]
@@ -90,6 +91,7 @@ class FileStore:
         padded = -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES
         self.slot_bytes = padded if access == "O_DIRECT" else page_bytes
         self._users = 0
+        self._under_way = UnderWay()
         self._first_runs: int | None = None
         self._transport: Transport | None = None
         self._checksums: Checksums | None = None
@@ -147,34 +149,39 @@ class FileStore:
         """Slots -> L2 pages, lists of the same length. Raises TransferError; the pages then hold
         rubbish.
         """
-        self.file.check("reading")
-        extents = self._extents(slots, pages)
-        if self._checksums is None:
-            self._moves.read(extents)
-            return
-        whole = np.concatenate(list(extents))
-        self._moves.read((whole,))
-        self._checksums.verify(whole)
+        with self._under_way:
+            self.file.check("reading")
+            extents = self._extents(slots, pages)
+            if self._checksums is None:
+                self._moves.read(extents)
+                return
+            whole = np.concatenate(list(extents))
+            self._moves.read((whole,))
+            self._checksums.verify(whole)
 
     def write(self, pages: PageRuns, slots: PageRuns) -> None:
         """L2 pages -> slots, lists of the same length. Raises TransferError; the slots then hold
         rubbish.
         """
-        self.file.check("writing")
-        extents = self._extents(slots, pages)
-        if self._checksums is None:
-            self._moves.write(extents)
-            return
-        whole = np.concatenate(list(extents))
-        self._checksums.note(whole)
-        self._moves.write((whole,))
+        with self._under_way:
+            self.file.check("writing")
+            extents = self._extents(slots, pages)
+            if self._checksums is None:
+                self._moves.write(extents)
+                return
+            whole = np.concatenate(list(extents))
+            self._checksums.note(whole)
+            self._moves.write((whole,))
 
     def devices(self) -> tuple[S2H, H2S]:
         """The two devices of this store; when both are closed, so is the store."""
         return S2H(self), H2S(self)
 
     def close(self) -> None:
-        """Close the file, and remove it unless its path was given. May be called twice."""
+        """Close the file, and remove it unless its path was given, once no other thread is in an
+        operation. May be called twice.
+        """
+        self._under_way.close()
         if self._transport is not None:
             self._transport.close()
             self._transport = None

@@ -137,6 +137,7 @@ class _Direction:
         if not operation:
             raise MemoryError("no memory for an operation on the L3 file")
         failure = (ctypes.c_int64 * 2)()
+        told = ctypes.addressof(failure)
         kept: list[Requests] = []  # alive until `finish` has returned
         stop, failed = True, False
         try:
@@ -148,7 +149,8 @@ class _Direction:
                     break
             stop = False
         finally:
-            failed = library.finish(operation, stop, ctypes.addressof(failure))
+            # No other call here: Ctrl-C comes behind one, and would free what is still read.
+            failed = library.finish(operation, stop, told)
         if failed:
             raise self._failure(*failure)
 

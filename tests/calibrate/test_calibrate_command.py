@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.__main__ import _options, main
-from calibrate.command import identity, run_calibration
+from calibrate.command import BUDGET_S, _budget_s, identity, run_calibration
 from calibrate.journal import Journal
 from calibrate.kit import Options, make_kit
 from calibrate.plot_files import write_plots
@@ -114,7 +114,14 @@ def test_a_page_is_the_same_bytes_every_time_and_plots_are_files(tmp_path):
         write_plots(profile, str(tmp_path / "file" / "x"))
 
 
-def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path):
+def test_a_budget_counts_from_the_commands_begin_and_some_of_it_is_always_left():
+    given = Options(out="mine.json", budget_s=28)
+    assert [_budget_s(given, spent_s) for spent_s in (0, 8, 21, 27, 60)] == [28, 20, 7, 7, 7]
+    assert [_budget_s(Options(out="", effort=each), 8) for each in BUDGET_S] == [170, 880]
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path, sent, code):
     out = tmp_path / "mine.json"
     words = [
         sys.executable, "-m", "calibrate", "--device", "none", "--disk-size", "256MiB",
@@ -131,9 +138,9 @@ def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path):
         assert child.poll() is None, child.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(sent)
     _, told = child.communicate(timeout=60)
-    assert child.returncode == 130, told
+    assert child.returncode == code, told
     assert "the same command goes on" in told
     half = load_profile(out)
     assert any("disk: stopped with" in each for each in half.measurement.missing)
@@ -176,6 +183,10 @@ def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path):
         ({"budget_s": -1.0}, "--budget -1: it must be a number of seconds, 0 or more"),
         ({"budget_s": float("nan")}, "--budget nan: it must be a number of seconds"),
         ({"budget_s": float("inf")}, "--budget inf: it must be a number of seconds"),
+        (
+            {"disk_bytes": 256 << 20, "page_size_tokens": 4096},
+            "--disk-size 256 MiB: 32 pages of 4096 tokens are needed, 18 GiB; give a larger one",
+        ),
         ({"disk_bytes": 1 << 60}, "--disk-size 1024 PiB: .* are free there"),
         ({"out": "mine.txt"}, "--out mine.txt: a profile is a .json file"),
         ({"out": "/no/such/folder/mine.json"}, "there is no folder /no/such/folder"),

@@ -219,3 +219,6 @@ def test_a_profile_that_is_none_is_told(tmp_path, capsys):
     words = [*QUICK, "--disk", str(tmp_path), "--into", str(bad), "--only", "disk"]
     assert main([*words, "--out", str(tmp_path / "x.json")]) == 2
     assert "bad.json" in capsys.readouterr().err
+    words[words.index(str(bad))] = "nvidia-h2000"
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("error: --into is 'nvidia-h2000': no known machine")

@@ -215,6 +215,40 @@ def _workers(session: int) -> list[int]:
     return sorted(found)
 
 
+@on_linux
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_change_nothing(
+    tmp_path: Path, small_trace: Path, closed: str
+) -> None:
+    arguments = ("sweep", small_trace, "--grid", "tiers.l2=1x,2x", "--jobs", "2", *SET)
+    assert hicache(*arguments, "--out", "a.parquet", cwd=tmp_path).returncode == 0
+    shell = ("sh", "-c", f'exec "$@" {closed}', "sh", COMMAND)
+    done = hicache(*arguments, "--out", "b.parquet", cwd=tmp_path, command=shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+@on_linux
+@pytest.mark.parametrize("more", [(), ("-q",)])
+def test_a_full_disk_under_the_table_is_one_line(
+    tmp_path: Path, small_trace: Path, more: tuple[str, ...]
+) -> None:
+    arguments = ("sweep", small_trace, "--grid", "tiers.l2=1x,2x", "--jobs", "2", *SET, *more)
+    shell = ("sh", "-c", 'exec "$@" >/dev/full', "sh", COMMAND)
+    done = hicache(*arguments, "--out", "a.parquet", cwd=tmp_path, command=shell)
+    assert (done.returncode, done.stderr) == (2, "hicache: error: No space left on device\n")
+    assert len(pandas.read_parquet(tmp_path / "a.parquet")) == 2
+
+
+@on_linux
+def test_a_table_that_nobody_reads_is_no_failed_scenario(tmp_path: Path, small_trace: Path) -> None:
+    arguments = ("sweep", small_trace, "--grid", "tiers.l2=1x,2x", "--jobs", "2", *SET)
+    shell = ("bash", "-c", '"$@" | true; exit ${PIPESTATUS[0]}', "sh", COMMAND)
+    done = hicache(*arguments, "--out", "a.parquet", cwd=tmp_path, command=shell)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert len(pandas.read_parquet(tmp_path / "a.parquet")) == 2
+
+
 def test_a_trace_that_changes_meanwhile_is_refused(
     tmp_path: Path, small_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,47 @@ class StoreContract:
         assert content(host) == pages
         store.close()
 
+    @pytest.mark.parametrize("way", ["read", "write"])
+    def test_closing_waits_for_what_other_threads_are_at(
+        self, tmp_path, page_bytes, way, monkeypatch
+    ):
+        host = HostBuffer(16, page_bytes)
+        pages = fill(host)
+        store = self.open(tmp_path, 8, host)
+        store.write(((0, 8),), ((0, 8),))
+        begun, go_on = threading.Event(), threading.Event()
+        real, fd, errors = getattr(store._moves, way), store.file.fd, []
+
+        def late(parts) -> None:
+            begun.set()
+            assert go_on.wait(20)
+            real(parts)
+
+        monkeypatch.setattr(store._moves, way, late)
+
+        def move() -> None:
+            try:
+                if way == "read":
+                    store.read(((0, 8),), ((8, 8),))
+                else:
+                    store.write(((0, 8),), ((0, 8),))
+            except BaseException as error:
+                errors.append(error)
+
+        moving, closing = threading.Thread(target=move), threading.Thread(target=store.close)
+        moving.start()
+        assert begun.wait(20)
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive(), "closed under an operation"
+        os.fstat(fd)
+        go_on.set()
+        moving.join()
+        closing.join()
+        assert errors == []
+        assert store.file.closed
+        assert way == "write" or content(host) == pages[:8] * 2
+
     @pytest.mark.parametrize("extra_bytes", [0, 1])
     def test_one_large_page_is_cut_and_put_together(self, tmp_path, extra_bytes):
         host = HostBuffer(3, (3 << 20) + 4096 + extra_bytes)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -271,6 +274,21 @@ def test_a_part_that_cannot_be_planned_is_raised_when_nothing_is_under_way(
         store._transport.read(parts())
     assert under_way == [0]
     assert len(all_begun) <= 8, "requests began after planning had failed"
+    store.close()
+
+
+def test_ctrl_c_behind_the_last_part_leaves_no_thread(tmp_path, use_it):
+    store, _ = open_store(tmp_path, 16)
+    store.write(((0, 16),), ((0, 16),))
+    part = np.array([[slot * PAGE, (16 + slot) * PAGE, PAGE] for slot in range(16)])
+    # The end of the parts comes with the signal, and no line of Python in between.
+    parts = chain([part], filter(_thread.interrupt_main, [signal.SIGINT]))
+    transport = store._transport
+    assert isinstance(transport, native.NativeTransport)
+    with pytest.raises(KeyboardInterrupt):
+        transport.read(parts)
+    # Threads that nobody joined would hold it, and read what was planned by then.
+    assert transport._directions[0]._spare.value == 3
     store.close()
 
 

@@ -89,6 +89,42 @@ def test_an_error_is_raised_here_and_says_where_it_was() -> None:
     """)
 
 
+def test_an_error_that_cannot_travel_is_told_in_words() -> None:
+    _run("""
+        class Odd(Exception):
+            def __init__(self, one, two):
+                super().__init__(f"{one} and {two}")
+
+        def fails(kind):
+            error = Odd("this", "that")
+            if kind:
+                error.held = open(os.devnull)
+            raise error
+
+        workers.end()
+        assert workers.start(2)  # with these
+        for kind in (0, 1):
+            try:
+                list(workers.run(fails, [kind], 1))
+                raise AssertionError("no error")
+            except RuntimeError as error:
+                assert str(error) == "Odd: this and that", error
+                assert "in fails" in error.__notes__[0]
+        assert len(children()) == 2
+    """)
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_stream_that_is_closed_keeps_nobody_from_working(name: str) -> None:
+    _run(f"""
+        import sys
+        sys.{name} = None
+        assert workers.start(3)
+        assert sorted(done for done, _ in workers.run(twice, range(6), 3)) == [0, 2, 4, 6, 8, 10]
+        workers.end()
+    """)
+
+
 def test_workers_that_are_busy_when_it_is_closed_are_ended() -> None:
     _run("""
         with closing(workers.run(time.sleep, [0, 1000], 2)) as results:
