@@ -333,7 +333,8 @@ def main() -> None:
     except BrokenPipeError:
         code = _PIPE_CLOSED
     except OSError as error:
-        code = _no_room(error)
+        if code != 2:  # else it has been said
+            code = _no_room(error)
     # Its workers' folders are removed at an end like any other.
     if "joblib" in sys.modules:
         raise SystemExit(code)

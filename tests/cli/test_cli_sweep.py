@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +239,15 @@ def test_a_full_disk_under_the_table_is_one_line(
     done = hicache(*arguments, "--out", "a.parquet", cwd=tmp_path, command=shell)
     assert (done.returncode, done.stderr) == (2, "hicache: error: No space left on device\n")
     assert len(pandas.read_parquet(tmp_path / "a.parquet")) == 2
+
+
+@on_linux
+def test_a_full_disk_is_said_once_also_where_it_is_found_before_the_end(tmp_path: Path) -> None:
+    """What could not be written then is tried once more."""
+    code = "import cli.main as m; m.app = lambda **_: print('x', flush=True); m.main()"
+    shell = ("sh", "-c", 'exec "$@" >/dev/full', "sh", sys.executable)
+    done = hicache("-c", code, cwd=tmp_path, command=shell)
+    assert (done.returncode, done.stderr) == (2, "hicache: error: No space left on device\n")
 
 
 @on_linux
