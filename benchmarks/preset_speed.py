@@ -1,10 +1,10 @@
 """How long the presets take beside the default, without and with an L3, and how much more they do.
 
-    python benchmarks/preset_speed.py [TRACE] [--runs 5]
+    python benchmarks/preset_speed.py [TRACE] [--runs 5] [--page-size 64]
     python benchmarks/preset_speed.py --smoke        one quick run of everything, no target
 
 Every run is a whole process, from the start of Python to the written result, and they take turns.
-TRACE is Mooncake's conversation trace, at half speed and in pages of 64. Judged are the medians of
+TRACE is Mooncake's conversation trace, at half speed. Judged are the medians of
 CPU seconds, the command's and its children's, which move less than wall seconds on a machine that
 others use: each preset against the default with the same tiers. Exit code 1: one took more than
 `GOAL` times as long.
@@ -38,7 +38,7 @@ from sim.replay import prepare
 
 GOAL = 1.3
 L3 = {"without L3": "0", "with L3": "10x"}
-TIERS = {"trace.speed": 0.5, "tiers.page_size_tokens": 64, "tiers.l2": "2x"}
+TIERS = {"trace.speed": 0.5, "tiers.l2": "2x"}
 SMOKE_REQUESTS = 300
 
 
@@ -48,6 +48,7 @@ class Case:
 
     preset: str
     l3: str
+    page_size_tokens: int
     cpu_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
     operations: int = 0
@@ -57,7 +58,9 @@ class Case:
 
     def options(self, trace: Path) -> dict[str, object]:
         """As dotted keys."""
-        return {"preset": self.preset, "trace.path": str(trace), "tiers.l3": self.l3, **TIERS}
+        pages = {"tiers.page_size_tokens": self.page_size_tokens}
+        given = {"preset": self.preset, "trace.path": str(trace), "tiers.l3": self.l3}
+        return given | pages | TIERS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,12 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("trace", nargs="?", type=Path, default=CONVERSATION)
     parser.add_argument("--runs", type=int, default=5, help="runs of each command (default 5)")
+    parser.add_argument("--page-size", type=int, default=64, help="tokens of a page (default 64)")
     parser.add_argument("--smoke", action="store_true", help="the shipped trace's first requests")
     options = parser.parse_args(arguments)
     if not options.smoke and not options.trace.exists():
         print(WHERE_IT_IS, file=sys.stderr)
         return 2
-    cases = [Case(name, l3) for l3 in L3.values() for name in (DEFAULT_PRESET, *SGLANG_PRESETS)]
+    cases = [
+        Case(name, l3, options.page_size)
+        for l3 in L3.values()
+        for name in (DEFAULT_PRESET, *SGLANG_PRESETS)
+    ]
     with tempfile.TemporaryDirectory(prefix="hicache-bench-") as made:
         trace, runs = options.trace.resolve(), options.runs
         if options.smoke:

@@ -22,6 +22,7 @@ from cli.plan import plan
 from cli.preset import preset_app
 from cli.profile import profile_app
 from cli.report import report
+from cli.streams import open_closed_streams
 from cli.sweep import sweep
 from cli.trace import trace_app
 from cli.validate import learning, validate
@@ -325,7 +326,7 @@ def main() -> None:
     """Run the command line; errors of the user's are one line and exit code 2."""
     # A replay makes hardly any cycles, and a process this short need not look for them.
     gc.disable()
-    _open_closed_streams()
+    open_closed_streams()
     code = run()
     try:
         sys.stdout.flush()
@@ -340,18 +341,6 @@ def main() -> None:
         raise SystemExit(code)
     # All is written: taking a million objects apart one by one would only take time.
     os._exit(code)
-
-
-def _open_closed_streams() -> None:
-    """Standard streams that the caller has closed (`>&-`) lead nowhere. Their numbers would else be
-    given to the next files that are opened, and with them what a library prints.
-    """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115  # for good
 
 
 def run() -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pytest
+
 from scenario.load import load_scenario
 from sim.replay import replay
 
@@ -38,6 +40,13 @@ def test_what_is_said_of_the_example_is_in_it() -> None:
     assert busy["meet, layer-wise"] < 0.9 * busy["cost"]
     assert 2 * busy["always"] < busy["cost"], "others wait for what is computed again"
     assert busy["meet, both"] < 0.85 * busy["always"]
+
+
+@pytest.mark.xfail(reason="at this one pace it is no help with the profile as it is", strict=True)
+def test_knowing_the_queue_helps_meet_in_the_example() -> None:
+    rows = dict(re.findall(r"^(\w[\w, -]+?) +\d+ +(\d+) +\d+$", TEXT, re.M))
+    busy = {name: int(row) for name, row in rows.items()}
+    assert busy["meet, both"] < 0.9 * busy["meet, layer-wise"] < 0.9 * busy["cost"]
 
 
 def test_knowing_the_queue_helps_meet_over_all_paces(tmp_path, monkeypatch) -> None:
