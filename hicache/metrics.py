@@ -10,7 +10,7 @@ from array import array
 from struct import Struct
 
 from hicache.node import TIER_NAMES
-from hicache.operations import DIRECTIONS, Completion, Copy, Direction
+from hicache.operations import DIRECTIONS, Batches, Completion, Copy, Direction
 from hicache.requests import Request
 
 # Why pages that were computed or held did not go, or stay, where they could have been hit again.
@@ -65,6 +65,16 @@ class DirectionStats:
         self.service_ns += done.finished_ns - done.started_ns
         self.setup_ns += done.setup_ns
         self.recurring_ns += done.stamp_ns - done.submitted_ns - done.setup_ns
+
+    def add_batches(self, done: Batches, page_bytes: int) -> None:
+        """Count finished copies of one extent each."""
+        self.operations += done.batches
+        self.pages += done.moved
+        self.size_bytes += done.moved * page_bytes
+        self.extents += done.batches
+        self.queue_ns += done.queue_ns
+        self.service_ns += done.service_ns
+        self.recurring_ns += done.recurring_ns
 
     def add_instant(self, pages: int, size_bytes: int, extents: int) -> None:
         """Count a copy of a run in which nothing takes time."""

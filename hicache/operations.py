@@ -257,3 +257,37 @@ class Completion(ByValue):
     def recurring_ns(self) -> int:
         """What the same operation would take again: enqueue, queue wait, service and its notice."""
         return self.stamp_ns - self.submitted_ns - self.setup_ns
+
+
+@final
+class Batches(ByValue):
+    """What equal writes to a store, one after the other, came to: how many, of how many pages, how
+    many of these were moved because the store had them not, and the sums of their times in ns
+    (`hicache.metrics.DirectionStats`).
+    """
+
+    __slots__ = ("batches", "moved", "pages", "queue_ns", "recurring_ns", "service_ns")
+
+    __match_args__ = ("batches", "pages", "moved", "queue_ns", "service_ns", "recurring_ns")
+
+    def __init__(
+        self,
+        batches: int,
+        pages: int,
+        moved: int,
+        queue_ns: int,
+        service_ns: int,
+        recurring_ns: int,
+    ) -> None:
+        self.batches = batches
+        self.pages = pages
+        self.moved = moved
+        self.queue_ns = queue_ns
+        self.service_ns = service_ns
+        self.recurring_ns = recurring_ns
+
+    def fields(self) -> tuple[Any, ...]:
+        return (
+            self.batches, self.pages, self.moved, self.queue_ns, self.service_ns,
+            self.recurring_ns,
+        )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hicache.kernel import Pending
-from hicache.operations import Completion, Operation
+from hicache.operations import Batches, Completion, Copy, Operation
 
 
 class Lanes(Protocol):
@@ -23,5 +23,18 @@ class Lanes(Protocol):
     def end_burst(self, pending: Pending[Completion]) -> None:
         """Ask for a `Decode` under way to end at its next step boundary. A burst that is over is
         left alone.
+        """
+        ...
+
+
+class BatchingLanes(Lanes, Protocol):
+    """Lanes that can take more than one batch of a write at once, because nobody has to see each.
+    What comes of it is the same to the ns.
+    """
+
+    def submit_batches(self, copy: Copy, batch_pages: int) -> Pending[Batches] | None:
+        """Take leading batches of `copy`, a write by keys of unnamed pages, one after the other.
+        Whoever awaits it gets what they came to, and submits the rest. None: not now; submit the
+        next batch by itself.
         """
         ...

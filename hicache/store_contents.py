@@ -106,6 +106,16 @@ class StoreContents:
             gap -= there
         return gap if gap < count else count
 
+    def lacking(self, runs: PageRuns) -> int:
+        """How many of the first pages are not there."""
+        lacking = 0
+        for first, count in runs:
+            gap = self.gap(first, count)
+            lacking += gap
+            if gap < count:
+                break
+        return lacking
+
     def missing(self, runs: PageRuns) -> int:
         """How many of the pages are not there."""
         missing = 0

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, final
 
 from hicache.allocator import cut, extents
 from hicache.errors import TransferError
-from hicache.kernel import Task
+from hicache.kernel import Pending, Task
 from hicache.metrics import DirectionStats, Metrics
 from hicache.node import HOST, Node
-from hicache.operations import Completion, Copy, PageRuns
+from hicache.operations import Batches, Completion, Copy, PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.tree import HiRadixTree
@@ -102,6 +102,10 @@ class StoreWriter:
         fraction = options.cache.write_backlog_fraction
         self._backlog_limit = int(options.host_pages * fraction) if fraction < 1 else -1
         self._ranks = options.writing_ranks
+        # Several batches at once, where nobody has to see each.
+        self._batches: Callable[[Copy, int], Pending[Batches] | None] | None = None
+        if self._ranks == 1:
+            self._batches = getattr(lanes, "submit_batches", None)
         self._jobs: list[deque[_Job]] = [deque() for _ in range(self._ranks)]
         self._works = [False] * self._ranks
         self.pending = 0  # jobs that wait or are being written
@@ -158,11 +162,23 @@ class StoreWriter:
         job's last.
         """
         stats, jobs = self._metrics.directions["h2s"], self._jobs[rank]
+        batches = self._batches
         while jobs:
             job = jobs[0]
             keys, pages, written = job.keys, job.pages, 0
             while written < job.count:
-                count = min(self._batch_pages, job.count - written)
+                count = job.count - written
+                if batches is not None and count > self._batch_pages and not pages:
+                    copy = Copy("h2s", count, count * self._page_bytes, 1, (), (), keys)
+                    under_way = batches(copy, self._batch_pages)
+                    if under_way is not None:
+                        many = await under_way
+                        stats.add_batches(many, self._page_bytes)
+                        written += many.pages
+                        keys = cut(keys, many.pages)[1]
+                        continue
+                if count > self._batch_pages:
+                    count = self._batch_pages
                 if count == job.count:
                     part, source = keys, pages
                 else:

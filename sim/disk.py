@@ -58,6 +58,19 @@ class _Gain:
         return self._times.gain(self._block_bytes, active)
 
 
+@final
+class Solo:
+    """What a transfer takes that has the disk to itself."""
+
+    __slots__ = ("block_bytes", "latency_ns", "way", "work_ns")
+
+    def __init__(self, way: _Way, block_bytes: float, work_ns: int) -> None:
+        self.way = way
+        self.block_bytes = block_bytes
+        self.latency_ns = way.latency_ns
+        self.work_ns = work_ns
+
+
 _Job = tuple[_Way, OnFinish]
 
 
@@ -121,22 +134,13 @@ class Disk:
         on_finish: OnFinish,
         place: int,
     ) -> None:
-        times = way.times
-        first_times = 1.0
-        if way is self._write and self._first_permille != PERMILLE and operation.target:
-            first_times += self._new(operation) * (PERMILLE / self._first_permille - 1)
-        counted = self._pieces
-        blocks = operation.extents if counted is None else counted.on_disk(operation)
-        if blocks < 1:
-            blocks = 1
-        block_bytes = operation.size_bytes / blocks
-        if block_bytes > times.largest_bytes:
-            self._watch.above(way.block_bytes, int(block_bytes), times.largest_bytes)
+        solo, times = self._solo(way, operation), way.times
+        self.count(solo, 1)
         self.device.submit(
             (way, on_finish),
             number,
-            max(1, int(blocks * times.alone_ns(block_bytes) * first_times + 0.5)),
-            _Gain(times, block_bytes),
+            solo.work_ns,
+            _Gain(times, solo.block_bytes),
             kind=way.direction,
             ready_ns=ready_ns,
             latency_ns=way.latency_ns,
@@ -145,6 +149,45 @@ class Disk:
         if self.device.in_use > times.most_at_once:
             what = f"operations at once on the disk ({way.direction})"
             self._watch.above(what, self.device.in_use, times.most_at_once)
+
+    def _solo(self, way: _Way, operation: Copy) -> Solo:
+        """What `operation` takes; of a write, its slots have been written with that."""
+        first_times = 1.0
+        if way is self._write and self._first_permille != PERMILLE and operation.target:
+            first_times += self._new(operation) * (PERMILLE / self._first_permille - 1)
+        counted = self._pieces
+        blocks = operation.extents if counted is None else counted.on_disk(operation)
+        if blocks < 1:
+            blocks = 1
+        block_bytes = operation.size_bytes / blocks
+        work_ns = int(blocks * way.times.alone_ns(block_bytes) * first_times + 0.5)
+        return Solo(way, block_bytes, work_ns if work_ns > 1 else 1)
+
+    def solo_write(self, pages: int, size_bytes: int) -> Solo:
+        """What a write of consecutive, unnamed pages takes on the idle disk."""
+        return self._solo(self._write, Copy("h2s", pages, size_bytes, 1))
+
+    def count(self, solo: Solo, times: int) -> None:
+        """So many such transfers begin: where they are beyond the samples, a result says so."""
+        largest = solo.way.times.largest_bytes
+        if times > 0 and solo.block_bytes > largest:
+            self._watch.above(solo.way.block_bytes, int(solo.block_bytes), largest, times)
+
+    def take_up(self, solo: Solo, number: int, started_ns: int, on_finish: OnFinish) -> None:
+        """Take the disk's only transfer, which began at `started_ns` and has not ended; it has been
+        counted.
+        """
+        way = solo.way
+        way.under_way += 1
+        self.device.take_up(
+            (way, on_finish),
+            number,
+            solo.work_ns,
+            _Gain(way.times, solo.block_bytes),
+            kind=way.direction,
+            started_ns=started_ns,
+            latency_ns=way.latency_ns,
+        )
 
     def _new(self, operation: Copy) -> float:
         """The part of a write's slots that were never written; they are now."""

@@ -34,6 +34,7 @@ class Host:
             "h2s": engine.h2s_ns.value,
             "s2h": engine.s2h_ns.value,
         }
+        self.write_ns = engine.h2s_ns.value
         self.step_ns = engine.step_ns.value
         self.burst_ns = self.step_ns if engine.burst_ns is None else engine.burst_ns.value
         self._overhead = None

@@ -24,6 +24,7 @@ from hicache.allocator import cut
 from hicache.kernel import FIRST_COMPLETION_PRIORITY, Pending
 from hicache.operations import Completion, Copy, Lookup, PageRuns
 from hicache.store_contents import StoreContents
+from sim.batched_writes import BatchedWrites
 from sim.finish import OnFinish, report
 from sim.timer import Callbacks, Timer
 
@@ -56,6 +57,8 @@ class KeyedStore:
         self._contents = tuple(contents)
         self._objects = len(contents)
         self._lookup_ns = lookup_ns
+        # Writes that put their pages in only when somebody looks.
+        self.batched: BatchedWrites | None = None
         self._answers: Callbacks = [self._answer]
 
     def lookup(self, pending: Pending[Completion], operation: Lookup) -> None:
@@ -64,6 +67,8 @@ class KeyedStore:
         _Question(self._env, took_ns, self._answers, pending, operation, self._env._now)
 
     def _answer(self, question: _Question) -> None:
+        if self.batched is not None:
+            self.batched.show()
         operation = question.operation
         leading = self._leading(operation.keys)
         report(question.pending, operation, question.began_ns, self._env._now, leading)
@@ -92,6 +97,8 @@ class KeyedStore:
     def submit(self, pending: Pending[Completion], operation: Copy, ready_ns: int) -> None:
         """Take a copy by keys that the engine has ready at `ready_ns`."""
         reads = operation.direction == "s2h"
+        if self.batched is not None:
+            self.batched.show()
         moved = self._read(operation.keys) if reads else self._missing(operation.keys)
         move = _Move(self._env, pending, operation, moved, () if reads else self._contents)
         if not moved:

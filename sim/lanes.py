@@ -25,13 +25,14 @@ from simpy import Environment
 
 from hicache.errors import InputError
 from hicache.kernel import Pending
-from hicache.operations import Completion, Copy, Decode, Lookup, Operation
+from hicache.operations import Batches, Completion, Copy, Decode, Lookup, Operation
 from hicache.store_contents import StoreContents
 from report.run import Outside
 from scenario.host_layout import HostLayout
 from scenario.profile import Estimate, Profile
 from scenario.stores import StoreProfile
 from scenario.transfer_mode import TransferMode, chosen_mode
+from sim.batched_writes import BatchedWrites
 from sim.contention import Contention
 from sim.disk import Disk
 from sim.every_rank import EveryRank
@@ -73,9 +74,12 @@ class SimLanes:
         self._gpu = gpu
         self._others = tuple(others)
         self._numbers = numbers
+        self.batched: BatchedWrites | None = None
 
     def submit(self, operation: Operation) -> Pending[Completion]:
         """Take `operation`; who awaits it gets a `Completion`. A simulated machine never fails."""
+        if self.batched is not None:
+            self.batched.settle()
         now = self._env._now
         pending: Pending[Completion] = Pending(self._env, next(self._numbers), now)
         if type(operation) is Copy:
@@ -99,6 +103,10 @@ class SimLanes:
             host.free_ns = ready_ns = (now if now > free_ns else free_ns) + took_ns
             self._gpu.submit(pending, operation, ready_ns)
         return pending
+
+    def submit_batches(self, copy: Copy, batch_pages: int) -> Pending[Batches] | None:
+        """As `hicache.ports.BatchingLanes` says."""
+        return self.batched.submit(copy, batch_pages) if self.batched is not None else None
 
     def end_burst(self, pending: Pending[Completion]) -> None:
         """Ask a `Decode` to end at its next step boundary; one that is over is left alone."""
@@ -147,7 +155,9 @@ class SimMachine:
             if number is not None and number < 1:
                 raise InputError(f"{key} is {number}: it must be 1 or more")
         self.profile = profile
+        self._numbered_alone = numbers is None
         self.numbers: Iterator[int] = numbers if numbers is not None else count()
+        self._batched: BatchedWrites | None = None
         self._env: Any = env  # its times are ints
         self._keeps_step_ends = keeps_step_ends
         self._transfer_mode: TransferMode = chosen_mode(profile.pcie, transfer_mode, backend)
@@ -205,7 +215,29 @@ class SimMachine:
             others = [(self._host(), each) for each in more]
         elif self._ranks > 1:
             storage = EveryRank(device, self._ranks, self._writing_ranks)
-        return SimLanes(self._env, host, link, storage, gpu, numbers=self.numbers, others=others)
+        lanes = SimLanes(self._env, host, link, storage, gpu, numbers=self.numbers, others=others)
+        if self._batched is not None:
+            self._batched.allowed = False  # another engine would see that its writes are late
+        elif isinstance(storage, KeyedStore) and self._has_batches:
+            batched = BatchedWrites(
+                self._env, host, self.disk, self._contents[0], self._look_on_disk_ns(1),
+                self.numbers,
+            )  # fmt: skip
+            self._batched = lanes.batched = storage.batched = batched
+        return lanes
+
+    @property
+    def _has_batches(self) -> bool:
+        """Whether an engine's writes to L3 can be seen by itself alone, for all that the machine
+        knows.
+        """
+        only = self._ranks == 1 and len(self._contents) == 1
+        return only and self.store is None and self._numbered_alone
+
+    def end_batches(self) -> None:
+        """The run ends before its time: batches that are over are counted."""
+        if self._batched is not None:
+            self._batched.end()
 
     def _host(self) -> Host:
         return Host(self.profile.host, self._watch, self._copy_threads, self._ranks)

@@ -13,10 +13,12 @@ class RangeWatch:
         self._below: dict[str, list[int]] = {}
         self._finer: dict[str, list[int]] = {}
 
-    def above(self, what: str, asked: int, largest: int) -> None:
-        """Something was asked for `asked`, beyond the `largest` sample: it was extrapolated."""
+    def above(self, what: str, asked: int, largest: int, times: int = 1) -> None:
+        """Something was asked for `asked`, so many `times`, beyond the `largest` sample: it was
+        extrapolated.
+        """
         seen = self._above.setdefault(what, [0, asked, largest])
-        seen[0] += 1
+        seen[0] += times
         seen[1] = max(seen[1], asked)
 
     def below(self, what: str, asked: int, smallest: int) -> None:

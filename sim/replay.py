@@ -90,6 +90,8 @@ class Run:
             self.interrupted = True
             if interrupt.given_up:
                 raise
+            if self.machine is not None:
+                self.machine.end_batches()
         except RecordEnded as ended:
             self.interrupted, self.cut_off = True, str(ended)
             self.notes.append(f"cut_off: {ended}")

@@ -16,7 +16,9 @@ transfers of 1 GiB on a device of 1 GiB/s, the second half a second after the fi
 and 2.0 s.
 
 A transfer that comes to an idle device needs no clock: its end is known, and one timer stands
-there. When another comes, it is put where it would be if that had been expected.
+there. When another comes, it is put where it would be if that had been expected. Whoever has a long
+row of transfers for an idle device need not even bring them: as its `guest` it is called when
+another transfer comes, and brings the one under way then.
 """
 
 # pyright: reportPrivateUsage=false
@@ -127,6 +129,7 @@ class SharedDevice(Generic[T]):
         self._joining: list[tuple[int, int, _Share[T]]] = []
         self._waiting: deque[_Share[T]] = deque()
         self._timer: Timer | None = None
+        self.guest: Callable[[], None] | None = None
         self._callbacks: Callbacks = [self._on_timer]
         self._alone_callbacks: Callbacks = [self._on_alone]
 
@@ -137,6 +140,14 @@ class SharedDevice(Generic[T]):
         if alone is not None:
             return 1 if alone.ends_ns >= self._env._now else 0
         return self._active + len(self._joining)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a transfer that comes now is the only one."""
+        alone = self._alone
+        if alone is not None:
+            return alone.ends_ns < self._env._now
+        return not (self._active or self._joining or self._waiting)
 
     @property
     def waiting(self) -> int:
@@ -163,6 +174,9 @@ class SharedDevice(Generic[T]):
         for the end may be told as well; 0: at the end.
         """
         assert work_ns >= 1
+        guest = self.guest
+        if guest is not None:
+            guest()
         share = _Share(item, number, work_ns, gain)
         share.kind, share.ready_ns, share.latency_ns = kind, ready_ns, latency_ns
         self._put_on_clock()
@@ -172,6 +186,25 @@ class SharedDevice(Generic[T]):
         self._settle()
         self._waiting.append(share)
         self._rearrange()
+
+    def take_up(
+        self,
+        item: T,
+        number: int,
+        work_ns: int,
+        gain: Callable[[int], int],
+        *,
+        kind: str,
+        started_ns: int,
+        latency_ns: int,
+    ) -> None:
+        """Take the only transfer, which began at `started_ns` and has not ended. As `submit`."""
+        self._put_on_clock()
+        assert self.idle
+        share = _Share(item, number, work_ns, gain)
+        share.kind, share.latency_ns = kind, latency_ns
+        share.started_ns = started_ns
+        self._stand_alone(share, 0)
 
     def tell_at_once(self) -> None:
         """Who waits for the end of what is under way must be told at the end, whatever `place` it
@@ -184,9 +217,13 @@ class SharedDevice(Generic[T]):
 
     def _begin_alone(self, share: _Share[T], place: int) -> None:
         """A transfer begins on an idle device."""
-        self._alone = share
         now: int = self._env._now
         share.started_ns = share.ready_ns if share.ready_ns > now else now
+        self._stand_alone(share, place)
+
+    def _stand_alone(self, share: _Share[T], place: int) -> None:
+        self._alone = share
+        now: int = self._env._now
         share.ends_ns = share.started_ns + share.latency_ns + share.work_ns
         delay_ns = share.ends_ns - now + (1 if place else 0)
         share.timer = _End(self._env, delay_ns, self._alone_callbacks, place or NORMAL, share)
