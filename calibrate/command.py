@@ -24,7 +24,7 @@ from calibrate.gpu_fit import Graphs
 from calibrate.into import check_parts, of_these, other_machine, renew
 from calibrate.journal import Journal
 from calibrate.kit import PROBES, Kit, Options, make_kit
-from calibrate.machine import host_memory_bytes
+from calibrate.machine import host_memory_bytes, momentary, of_all_sessions
 from calibrate.profile_text import notes
 from calibrate.progress import SessionProgress
 from calibrate.session import Measured, Session
@@ -75,7 +75,8 @@ def run_calibration(options: Options) -> int:
         if not measured.interrupted and not measured.late:
             journal.discard()
         else:
-            journal.end_session(_text(began), measured.duration_s)
+            facts = momentary(kit.machine.facts)
+            journal.end_session(_text(began), measured.duration_s, facts)
     _say(built, options, measured)
     for probe in kept:
         print(f"warning: {probe}: as it was in {options.into}", file=sys.stderr)
@@ -96,7 +97,7 @@ def assemble(
     options: Options, kit: Kit, base: Profile, measured: Measured, told_of: Measurement
 ) -> Built:
     """The profile of a session, of which `told_of` says when it was."""
-    facts = kit.machine.facts
+    facts = told_of.facts
     graphs = kit.graphs() if measured.samples("steps.prefill") else Graphs()
     if graphs.prefill_tokens:
         facts["graphs"] = ", ".join(map(str, graphs.prefill_tokens))
@@ -153,9 +154,11 @@ def _measurement(
     """Of all sessions together that have gone into the journal."""
     return Measurement(
         command=options.command or "hicache calibrate",
-        began=journal.sessions[0][0] if journal.sessions else _text(began),
-        duration_s=round(sum(each for _, each in journal.sessions) + measured.duration_s),
-        facts=kit.machine.facts,
+        began=journal.sessions[0].began if journal.sessions else _text(began),
+        duration_s=round(
+            sum(each.duration_s for each in journal.sessions) + measured.duration_s
+        ),
+        facts=of_all_sessions((each.facts for each in journal.sessions), kit.machine.facts),
         ceilings={
             name: round(value) for name, value in kit.machine.ceilings._asdict().items() if value
         },

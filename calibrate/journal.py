@@ -4,7 +4,7 @@ One JSON array a line: first ["calibration", version, identity], then one for ea
 and one for each session that has ended before all was done:
 
     ["point", key, role, ns..., width permille, note]
-    ["session", when it began, seconds]
+    ["session", when it began, seconds, facts of that moment]
 
 Lines are synced as they are written; a last line that was cut off is dropped. The identity says of
 which machine, model and options the samples are: with another one a journal is refused, not mixed.
@@ -15,12 +15,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from hicache.errors import InputError
 from scenario.measurement import Role, Sample
 
 VERSION = 1
+
+
+class Ended(NamedTuple):
+    """An earlier session: when it began, how long it took, `calibrate.machine.momentary` facts."""
+
+    began: str
+    duration_s: float
+    facts: dict[str, str]
 
 
 class Journal:
@@ -30,8 +38,7 @@ class Journal:
         """Raises InputError for the journal of another machine or of other options."""
         self.path = path
         self._samples: dict[str, Sample] = {}
-        # When each earlier session began, and how long it took.
-        self.sessions: list[tuple[str, float]] = []
+        self.sessions: list[Ended] = []
         header = ["calibration", VERSION, dict(identity)]
         length = self._read(header)
         self.resumed = len(self._samples)
@@ -57,10 +64,10 @@ class Journal:
              sample.note]
         )  # fmt: skip
 
-    def end_session(self, began: str, duration_s: float) -> None:
+    def end_session(self, began: str, duration_s: float, facts: Mapping[str, str]) -> None:
         """Note a session that others will follow."""
-        self.sessions.append((began, duration_s))
-        self._write(["session", began, duration_s])
+        self.sessions.append(Ended(began, duration_s, dict(facts)))
+        self._write(["session", *self.sessions[-1]])
 
     def close(self) -> None:
         """Leave the file as it is."""
@@ -94,8 +101,8 @@ class Journal:
                 if number == 0:
                     self._check(header, entry)
                 elif isinstance(entry, list) and entry[:1] == ["session"]:
-                    _, began, duration_s = entry
-                    self.sessions.append((str(began), float(duration_s)))
+                    _, began, duration_s, *facts = entry  # older versions wrote no facts
+                    self.sessions.append(_ended(began, duration_s, *facts))
                 else:
                     _, key, at, role, ns, width, note = entry
                     self._samples[key] = _sample(at, role, ns, width, note)
@@ -124,3 +131,8 @@ def _sample(at: list[int], role: Role, ns: list[int], width: int, note: str) -> 
     if not ns or not all(isinstance(each, int) for each in (*at, *ns)):
         raise ValueError("a point without samples")
     return Sample(at=tuple(at), ns=tuple(ns), role=role, width_permille=width, note=note)
+
+
+def _ended(began: Any, duration_s: Any, facts: Any = None) -> Ended:
+    told = {str(name): str(value) for name, value in dict(facts or {}).items()}
+    return Ended(str(began), float(duration_s), told)

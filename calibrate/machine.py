@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ _QUERY = ("name", "driver_version", "pcie.link.gen.max", "pcie.link.width.max", 
           "clocks.max.memory", "memory.total", "utilization.gpu")  # fmt: skip
 # Of the cores, and of the GPU in percent: from which on other work is likely to disturb samples.
 BUSY_CORES, BUSY_GPU = 0.5, 10
+# How facts of a moment end, and what is put there for a later session's.
+_BEGAN, _WENT_ON = " when it began", " when it went on"
 
 
 class Ceilings(NamedTuple):
@@ -46,7 +49,7 @@ def look(device: str) -> Machine:
     facts = {
         "cpu": _cpu(),
         "cores": str(cores),
-        "load": f"{load:.1f} when it began",
+        "load": f"{load:.1f}{_BEGAN}",
         "memory": f"{host_memory_bytes() / (1 << 30):.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -61,6 +64,24 @@ def look(device: str) -> Machine:
         told, ceilings = _gpu()
         facts |= told
     return Machine(facts, ceilings, doubts(load, cores, _number(facts.get("gpu_load", ""))))
+
+
+def momentary(facts: Mapping[str, str]) -> dict[str, str]:
+    """Those of `facts` that were so at the begin of a session, and may not be at the next one's."""
+    return {name: value for name, value in facts.items() if value.endswith(_BEGAN)}
+
+
+def of_all_sessions(earlier: Iterable[Mapping[str, str]], facts: dict[str, str]) -> dict[str, str]:
+    """`facts` of the last session with what `momentary` kept of each earlier one, in their order."""
+    told: dict[str, list[str]] = {}
+    for session in (*earlier, momentary(facts)):
+        for name, value in session.items():
+            told.setdefault(name, []).append(value)
+    joined = {
+        name: "; ".join([first, *(each.replace(_BEGAN, _WENT_ON) for each in later)])
+        for name, (first, *later) in told.items()
+    }
+    return facts | joined
 
 
 def doubts(load: float, cores: int, gpu_percent: float) -> tuple[str, ...]:
@@ -92,7 +113,7 @@ def _gpu() -> tuple[dict[str, str], Ceilings]:
     if told.get("driver_version"):
         facts["driver"] = told["driver_version"]
     if told.get("utilization.gpu"):
-        facts["gpu_load"] = f"{_number(told['utilization.gpu']):.0f} % when it began"
+        facts["gpu_load"] = f"{_number(told['utilization.gpu']):.0f} %{_BEGAN}"
     generation = _number(told.get("pcie.link.gen.max", ""))
     width = _number(told.get("pcie.link.width.max", ""))
     if not generation or not width:

@@ -167,6 +167,9 @@ def test_ctrl_c_writes_what_is_done_and_the_same_command_goes_on(tmp_path, sent,
     # It began when the first did, and took as long as both.
     assert whole.measurement.began == half.measurement.began
     assert whole.measurement.duration_s >= half.measurement.duration_s
+    load = whole.measurement.facts["load"]
+    assert load.startswith(f"{half.measurement.facts['load']}; ")
+    assert load.endswith(" when it went on")
 
 
 @pytest.mark.parametrize(

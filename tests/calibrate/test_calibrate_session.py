@@ -9,6 +9,7 @@ from by_hand import H200_BY_HAND
 from stub_machine import Silent, StubProbe, Truth, built_of, measure, probes_of
 
 from calibrate.journal import Journal
+from calibrate.machine import momentary, of_all_sessions
 from calibrate.points import Described, Point
 from calibrate.sampling import Rule
 from calibrate.session import Session
@@ -54,15 +55,36 @@ def test_a_journal_of_another_machine_is_refused(tmp_path):
 
 def test_a_journal_knows_the_sessions_before(tmp_path):
     path = str(tmp_path / "journal")
+    session = ("2026-01-01T00:00:00+00:00", 3.5, {"load": "1.0 when it began"})
     for number in range(2):
         journal = Journal(path, {})
-        assert journal.sessions == [("2026-01-01T00:00:00+00:00", 3.5)] * number
+        assert journal.sessions == [session] * number
         journal.add(f"x@{number}", Sample(at=(number,), ns=(5,)))
-        journal.end_session("2026-01-01T00:00:00+00:00", 3.5)
+        journal.end_session(*session)
         journal.close()
     journal = Journal(path, {})
     assert (journal.resumed, len(journal.sessions)) == (2, 2)
     journal.close()
+
+
+def test_sessions_without_facts_as_older_versions_noted_them_are_read(tmp_path):
+    path = tmp_path / "journal"
+    path.write_text('["calibration", 1, {}]\n["session", "2026-01-01T00:00:00+00:00", 3.5]\n')
+    journal = Journal(str(path), {})
+    assert journal.sessions == [("2026-01-01T00:00:00+00:00", 3.5, {})]
+    journal.close()
+
+
+def test_the_load_of_every_session_is_told():
+    """Most points may be those of the first, whatever goes on at the begin of the last."""
+    facts = {"cpu": "X", "load": "7.4 when it began", "gpu_load": "0 % when it began"}
+    assert momentary(facts) == {name: facts[name] for name in ("load", "gpu_load")}
+    assert of_all_sessions([], facts) == facts
+    before = [{"load": "0.1 when it began"}, {}, {"load": "0.2 when it began"}]
+    assert of_all_sessions(before, facts) == {
+        **facts,
+        "load": "0.1 when it began; 0.2 when it went on; 7.4 when it went on",
+    }
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_written_again(tmp_path):
