@@ -155,9 +155,7 @@ def _measurement(
     return Measurement(
         command=options.command or "hicache calibrate",
         began=journal.sessions[0].began if journal.sessions else _text(began),
-        duration_s=round(
-            sum(each.duration_s for each in journal.sessions) + measured.duration_s
-        ),
+        duration_s=round(sum(each.duration_s for each in journal.sessions) + measured.duration_s),
         facts=of_all_sessions((each.facts for each in journal.sessions), kit.machine.facts),
         ceilings={
             name: round(value) for name, value in kit.machine.ceilings._asdict().items() if value

@@ -72,7 +72,7 @@ def momentary(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_all_sessions(earlier: Iterable[Mapping[str, str]], facts: dict[str, str]) -> dict[str, str]:
-    """`facts` of the last session with what `momentary` kept of each earlier one, in their order."""
+    """`facts` of the last session with what `momentary` kept of each earlier one, in order."""
     told: dict[str, list[str]] = {}
     for session in (*earlier, momentary(facts)):
         for name, value in session.items():
