@@ -7,6 +7,7 @@ without effect, fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -88,31 +89,45 @@ def cut_burst(profile: Profile) -> int:
 
 
 def backend_copies(name: str, direction: Any, extents: int) -> Callable[[Profile], int]:
-    """Operations of one measured back-end, at the sizes of its samples."""
+    """Operations of one measured back-end, at the sizes of its samples and in pages of its own."""
 
     def total(profile: Profile) -> int:
         assert profile.pcie.backends is not None
-        curve = getattr(getattr(profile.pcie.backends, name), direction)
-        plan = copies(direction.removesuffix("_scattered"), sizes(curve), extents)
+        backend = getattr(profile.pcie.backends, name)
+        way: Any = direction.removesuffix("_scattered")
+        plan = apart(
+            [
+                Copy(way, size // backend.page_bytes, size, extents)
+                for size in sizes(getattr(backend, direction))
+            ]
+        )
         return total_ns(profile, plan, "backend", backend=name)
 
     return total
 
 
 def paged_copies(name: str, way: str) -> Callable[[Profile], int]:
-    """The same in pages of the sizes that were sampled."""
+    """The same in pages of the sizes that were sampled, a run for each size, and between samples: a
+    single page is one piece, wherever it lies.
+    """
 
     def total(profile: Profile) -> int:
         assert profile.pcie.backends is not None
-        by_page = getattr(profile.pcie.backends, name).by_page
+        surface = getattr(getattr(profile.pcie.backends, name).by_page, way)
         direction: Any = way.removesuffix("_scattered")
-        plan = apart(
-            [
-                Copy(direction, size // page, size, size // page if way != direction else 1)
-                for page, size, _ in getattr(by_page, way).points
-            ]
-        )
-        return total_ns(profile, plan, "backend", backend=name)
+        counts: dict[int, list[int]] = {}
+        for page, size, _ in surface.points:
+            counts.setdefault(page, []).append(size // page)
+        taken = 0
+        for page, sampled in counts.items():
+            plan = apart(
+                [
+                    Copy(direction, pages, pages * page, pages if way != direction else 1)
+                    for pages in (*sampled, *((a + b) // 2 for a, b in pairwise(sampled)))
+                ]
+            )
+            taken += total_ns(profile, plan, "backend", backend=name)
+        return taken
 
     return total
 
@@ -245,8 +260,8 @@ for _name in ("auto", "staged", "zero_copy", "direct"):
     for _way in ("h2d", "d2h"):
         TOTALS[f"{_key}.{_way}"] = backend_copies(_name, _way, 1)
         TOTALS[f"{_key}.{_way}_scattered"] = backend_copies(_name, f"{_way}_scattered", 8)
-for _way in ("h2d", "d2h", "h2d_scattered", "d2h_scattered"):
-    TOTALS[f"pcie.backends.auto.by_page.{_way}"] = paged_copies("auto", _way)
+        for _paged in (_way, f"{_way}_scattered"):
+            TOTALS[f"{_key}.by_page.{_paged}"] = paged_copies(_name, _paged)
 # What takes from one and gives to another, or counts.
 EITHER_WAY = (
     "gpu.model", "disk.workers", "disk.each_way", "disk.read_share_permille",
