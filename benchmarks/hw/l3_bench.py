@@ -201,6 +201,7 @@ class Bench:
             made["fio_gib_s"] = statistics.median(fio)
             made["of_fio"] = made["gib_s"] / made["fio_gib_s"]
             if row.kind == "warm":
+                made["fio_small_gib_s"] = self._fio(row, "small")
                 made["fio_hot_gib_s"] = self._fio(row, "hot")
         return made
 
@@ -226,7 +227,8 @@ class Bench:
     def _fio(self, row: Row, kind: str) -> float:
         assert self.fio is not None
         ring = row.backend == "io_uring"
-        return self.fio.gib_s(Setting(kind, row.verb, ring, row.block, row.width))
+        total = row.total if kind == "warm" else 0
+        return self.fio.gib_s(Setting(kind, row.verb, ring, row.block, row.width, total))
 
 
 def drop_cache(fd: int) -> None:
@@ -254,7 +256,7 @@ def _line(row: Row, made: dict[str, Any]) -> str:
     if "of_fio" in made:
         beside = f"  fio {made['fio_gib_s']:6.2f} {made['of_fio']:5.2f}"
     if "fio_hot_gib_s" in made:
-        beside += f" (hot {made['fio_hot_gib_s']:.1f})"
+        beside += f" (small {made['fio_small_gib_s']:.1f}, hot {made['fio_hot_gib_s']:.1f})"
     picked = f" = {made['picked']}" if row.backend == "auto" else ""
     return (
         f"{row.name + picked:44} {made['gib_s']:6.2f} GiB/s  loop {made['loop_gib_s']:6.2f} "
