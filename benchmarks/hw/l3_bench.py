@@ -112,10 +112,11 @@ class Bench:
         self.begun = time.monotonic()
         self.budget_s = arguments.budget
         self.smoke = arguments.smoke
+        self.cached_bytes = arguments.cached * MIB
         self.path = folder / "l3"
         self.file_bytes = (1 if self.smoke else arguments.units) * UNIT
         self.memory, self.memory_kind = memory(
-            (72 if self.smoke else min(1440, 72 * arguments.units)) * MIB
+            (72 if self.smoke else min(arguments.cached * 5 // 4, 72 * arguments.units)) * MIB
         )
         self.loop = Loop(folder)
         program = shutil.which(arguments.fio)
