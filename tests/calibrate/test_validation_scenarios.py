@@ -67,19 +67,20 @@ def test_a_scenario_asks_less_than_can_be_served(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "from_l3", "read_l3"),
+    ("name", "from_l3", "read_l3", "least"),
     [
-        ("conversation-l3", 0.06, 0.2),
-        ("multi-turn-l3", 0.15, 0.3),
-        ("shared-l3", 0.06, 0.2),
-        ("thrash-l3", 0.06, 0.1),
+        ("conversation-l3", 0.06, 0.2, 0.005),
+        ("multi-turn-l3", 0.15, 0.3, 0.01),
+        ("shared-l3", 0.06, 0.2, 0.01),
+        ("thrash-l3", 0.06, 0.1, 0.01),
     ],
 )
 def test_a_disk_of_another_start_hardly_changes_a_scenario(
-    name: str, from_l3: float, read_l3: float
+    name: str, from_l3: float, read_l3: float, least: float
 ) -> None:
     """The usual limits hold on a disk that reads 15 % slower or faster, though L3 is used: by so
-    large a part of the prompt tokens, and by so many of the requests that reuse anything.
+    large a part of the prompt tokens, and by so many of the requests that reuse anything. Nor is
+    the disk out of it: mean TTFT moves by `least`.
     """
     scenario = as_a_run(name, {})
     usual = summary_at(scenario, 1.0)
@@ -89,17 +90,14 @@ def test_a_disk_of_another_start_hardly_changes_a_scenario(
     reused = zip(rows["device_tokens"], rows["host_tokens"], rows["storage_tokens"], strict=True)
     from_tiers = [each for each in reused if sum(each) >= 1024]
     assert sum(each[2] > 0 for each in from_tiers) / len(from_tiers) > read_l3
-    most = 0.0
     for factor in (1 / 1.15, 1.15):
         summary = summary_at(scenario, factor)
         assert summary["cached_tokens_total"] == usual["cached_tokens_total"]
         off = [summary["ttft_ms"][key] / usual["ttft_ms"][key] - 1 for key in TTFT]
-        assert abs(off[0]) < 0.03
+        assert least < abs(off[0]) < 0.03
         assert max(abs(each) for each in off[1:]) < 0.06
-        most = max(most, abs(off[0]))
         rates = [each["throughput"]["requests_per_s"] for each in (summary, usual)]
         assert abs(rates[0] / rates[1] - 1) < 0.02
-    assert most > 0.01  # the disk is not out of it
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
