@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from hicache.allocator import cut, join
+from hicache.allocator import deal_out, join
 from hicache.kernel import Signal
 from hicache.node import Node
 from hicache.operations import PageRuns
@@ -112,9 +112,10 @@ class Arrival:
         assert self.after is None or self.after.published, "published before the pages in front"
         tree, tier, first = self.tree, self.target, self.first
         owner = tree.tiers[tier]
-        # From the end upwards: each node takes its share from the tail of the page list.
-        left = self.count
         pages = self.pages
+        lacks: list[int] = []  # of named pages: how many each node gets, from the end upwards
+        holders: list[Node] = []
+        left = self.count
         current: Node = self.node
         while left:
             resident = current.resident
@@ -124,9 +125,9 @@ class Arrival:
             current.arrival[tier] = None
             count = current.length - held
             left -= count
-            if tree.named:
-                pages, mine = cut(pages, left)
-                current.pages[tier] = join(current.pages[tier], mine)
+            if pages:
+                lacks.append(count)
+                holders.append(current)
             resident[tier] = current.length
             parent = current.parent
             assert parent is not None
@@ -137,6 +138,11 @@ class Arrival:
                 owner.arrived(current, count, 0 if tier else 1)
             current = parent
         assert left == 0
+        if pages:
+            lacks.reverse()
+            for mine in deal_out(pages, lacks):
+                current = holders.pop()
+                current.pages[tier] = join(current.pages[tier], mine)
         # The path is pinned, so none of it counts as evictable.
         owner.resident += self.count
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from simpy import Environment
 
-from hicache.allocator import extents, join
+from hicache.allocator import extents, join_all
 from hicache.cost_model import CostModel
 from hicache.errors import TransferError
 from hicache.kernel import Pending, Signal, Task
@@ -164,10 +164,8 @@ class WriteQueue:
             self._serve_next()
 
     async def _serve(self, jobs: list[WriteJob], pages: int) -> None:
-        source: PageRuns = ()
-        target: PageRuns = ()
-        for job in jobs:
-            source, target = join(source, job.source), join(target, job.target)
+        source = join_all([job.source for job in jobs])
+        target = join_all([job.target for job in jobs])
         self._metrics.merged_writes += len(jobs) - 1
         try:
             await self._copier.begin(self._direction, pages, source, target)

@@ -7,6 +7,7 @@ one). Only the engine writes here; nothing here decides anything.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from struct import Struct
 
 from hicache.node import TIER_NAMES
@@ -109,6 +110,10 @@ ROW_FIELDS = (
     "recorded_tokens",  # prompt tokens that the recorded server hit; -1 if the trace does not say
 )
 
+# The seven of ROW_FIELDS before the last; and what a row is made from.
+RowRest = tuple[int, int, int, int, int, int, int]
+Ended = tuple[Request, int, tuple[int, int, int], RowRest, str]
+
 # An array takes a row as bytes in a third of the time that it takes for twenty numbers.
 _pack_row = Struct(f"{len(ROW_FIELDS)}q").pack
 
@@ -169,6 +174,17 @@ class Metrics:
         )  # ROW_FIELDS of one request after the other, in the order of their endings
         self.reasons: list[str] = []
         self.sessions: list[str] = []
+        # Rows put off, as `_add_row` takes them. None: nothing is put off.
+        self._waiting: list[Ended] | None = None
+
+    def put_off(self) -> Callable[[], None]:
+        """From now on, add rows and their hits only when the function that is returned is called:
+        no decision rests on them, and an engine on the real clock has the time for it after it has
+        asked for the next operation.
+        """
+        if self._waiting is None:
+            self._waiting = []
+        return self._add_waiting
 
     def count_choice(self, reason: str) -> None:
         """Count what a restore policy said of a request with a hit below L1."""
@@ -182,7 +198,7 @@ class Metrics:
         request: Request,
         page_size_tokens: int,
         pages: tuple[int, int, int],
-        rest: tuple[int, int, int, int, int, int, int],
+        rest: RowRest,
         reason: str,
     ) -> None:
         """Add a request's row and its hits to the totals.
@@ -190,6 +206,25 @@ class Metrics:
         `pages`: hit pages by tier. `rest`: the seven of ROW_FIELDS before the last. Hit tokens are
         those of the hit pages, the last page counted as far as the prompt fills it.
         """
+        if self._waiting is None:
+            self._add_row(request, page_size_tokens, pages, rest, reason)
+        else:
+            self._waiting.append((request, page_size_tokens, pages, rest, reason))
+
+    def _add_waiting(self) -> None:
+        if self._waiting:
+            for request, page_size_tokens, pages, rest, reason in self._waiting:
+                self._add_row(request, page_size_tokens, pages, rest, reason)
+            self._waiting.clear()
+
+    def _add_row(
+        self,
+        request: Request,
+        page_size_tokens: int,
+        pages: tuple[int, int, int],
+        rest: RowRest,
+        reason: str,
+    ) -> None:
         device, host, storage = pages
         prompt = request.prompt_tokens
         device_tokens = device * page_size_tokens

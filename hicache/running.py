@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import Literal
+from typing import Any, Literal
 
 from hicache.allocator import cut, join
 from hicache.loads import QueuedLoad
@@ -28,15 +28,21 @@ Phase = Literal[
 ]  # fmt: skip
 
 
+# What a device needs to know of a request: tokens in its KV cache (while it decodes less the steps
+# of its batch, so that it stays the same), and the L1 pages that hold it, or are about to: those of
+# the tree, then its own, each in order.
+Asked = tuple[Request, int, PageRuns, PageRuns]
+
+
 class Running:
     """The engine's state of one request. Pages and tokens are counts, times ns."""
 
     __slots__ = (
-        "aborting", "admitted_ns", "answer_key", "cached_pages", "choice", "decode_offset",
-        "enqueued_ns", "finish_step", "first_token_ns", "generated", "held", "held_pages", "listed",
-        "load", "matched_ns", "node", "order", "past_tokens", "phase", "prefetched_pages",
-        "prefill_start_ns", "private", "private_pages", "queued_load", "reason", "request",
-        "restore_failed", "restored_ns", "retractions", "todo_tokens",
+        "aborting", "admitted_ns", "answer_key", "asked", "asked_pages", "cached_pages", "choice",
+        "decode_offset", "enqueued_ns", "finish_step", "first_token_ns", "generated", "held",
+        "held_pages", "listed", "load", "matched_ns", "node", "order", "past_tokens", "phase",
+        "prefetched_pages", "prefill_start_ns", "private", "private_pages", "queued_load", "reason",
+        "request", "restore_failed", "restored_ns", "retractions", "todo_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, order: int, now_ns: int) -> None:
@@ -54,6 +60,10 @@ class Running:
         self.held = 0
         self.held_pages: PageRuns = ()  # those pages, as far as `listed` says
         self.listed = -1
+        # What was said of it last, while it decodes, and its own pages then. It is an Asked, but
+        # compiled code that knew so would make it anew at each look.
+        self.asked: Any = None
+        self.asked_pages: PageRuns = ()
         # The copy under way that brings pages of its past while it is prefilled already; -1: none.
         self.load = -1
         # What is to be loaded with its first prefill step (`restore.start`), while it waits.
@@ -93,7 +103,8 @@ class DecodeBatch:
     """
 
     __slots__ = (
-        "_finish_sum", "_heap", "_offset_sum", "_page", "_residues", "_runs", "size", "steps",
+        "_finish_sum", "_heap", "_numbers", "_offset_sum", "_page", "_residues", "_runs", "size",
+        "steps",
     )  # fmt: skip
 
     def __init__(self, page_size_tokens: int) -> None:
@@ -104,6 +115,7 @@ class DecodeBatch:
             tuple[int, int, Running]
         ] = []  # (step at which it is done, order, request)
         self._runs: dict[int, Running] = {}  # in the order in which they joined
+        self._numbers: dict[int, int] = {}  # of the requests, in that order
         self._offset_sum = 0
         self._finish_sum = 0
         self._residues = [0] * page_size_tokens
@@ -119,7 +131,7 @@ class DecodeBatch:
     @property
     def requests(self) -> tuple[int, ...]:
         """The numbers of all requests, in the order in which they joined."""
-        return tuple([run.request.number for run in self._runs.values()])
+        return tuple(self._numbers.values())
 
     @property
     def context_tokens(self) -> int:
@@ -169,6 +181,8 @@ class DecodeBatch:
         self._residues[(run.decode_offset - 1) % self._page] += 1
         heappush(self._heap, (run.finish_step, run.order, run))
         self._runs[run.order] = run
+        self._numbers[run.order] = run.request.number
+        run.asked = None
 
     def share_out(self, steps: int, pages: PageRuns) -> None:
         """Named pages: give each request those that its next `steps` tokens will fill."""
@@ -216,7 +230,7 @@ class DecodeBatch:
         return run.decode_offset + self.steps
 
     def _forget(self, run: Running) -> None:
-        del self._runs[run.order]
+        del self._runs[run.order], self._numbers[run.order]
         self.size -= 1
         self._offset_sum -= run.decode_offset
         self._finish_sum -= run.finish_step

@@ -37,7 +37,6 @@ from hicache.kernel import Signal
 from hicache.metrics import Metrics
 from hicache.node import DEVICE
 from hicache.offloading import DecodeOffload
-from hicache.operations import PageRuns
 from hicache.options import EngineOptions
 from hicache.ports import Lanes
 from hicache.prefetch import Prefetcher
@@ -46,17 +45,13 @@ from hicache.queue_ahead import QueueAhead
 from hicache.requests import Request
 from hicache.restore_policy import Policy
 from hicache.restoring import Restores
-from hicache.running import Running
+from hicache.running import Asked, Running
 from hicache.staged_reads import StagedReads
 from hicache.staged_writes import StagedWrites
 from hicache.store_belief import StoreBelief
 from hicache.store_index import StoreWriter
 from hicache.transfers import Transfers
 from hicache.tree import HiRadixTree
-
-# Of a request: tokens in its KV cache, and the L1 pages that hold it, or are about to: those of the
-# tree, then its own, each in order.
-Asked = tuple[Request, int, PageRuns, PageRuns]
 
 
 @final
@@ -295,11 +290,16 @@ class Scheduler:
         """What a device needs to know of a request that runs, as it is now."""
         return self._asked(self.endings.live[number], past_tokens)
 
-    def decoding(self) -> list[Asked]:
-        """The same of the decode batch, in its order."""
+    def decoding(self) -> tuple[int, list[Asked]]:
+        """The steps that the decode batch has done, and the same of its requests, in its order."""
         batch = self.decode.batch
-        done = batch.steps
-        return [self._asked(run, run.decode_offset + done) for run in batch.runs]
+        found: list[Any] = []
+        for run in batch.runs:
+            pages = run.private_pages
+            if run.asked is None or run.asked_pages is not pages or run.listed != run.held:
+                run.asked, run.asked_pages = self._asked(run, run.decode_offset), pages
+            found.append(run.asked)
+        return batch.steps, found
 
     def _asked(self, run: Running, past_tokens: int) -> Asked:
         held, node = run.held, run.node

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
-from typing import final
+from typing import Final, final
 
 from hicache.allocator import Allocator, PageAllocator, PageCounter, cut
 from hicache.duplicates import Duplicates, is_double
-from hicache.eviction import KEY_CAN_FALL, SPLIT_CAN_LOWER_KEY, STRATEGIES, Key, lru
+from hicache.eviction import KEY_CAN_FALL, SPLIT_CAN_LOWER_KEY, STRATEGIES, Key, Strategy, lru
 from hicache.node import DEVICE, HOST, STORAGE, Node, Victim
 from hicache.operations import PageRuns
 from hicache.options import EngineOptions
@@ -27,16 +27,21 @@ from hicache.remembering import make_adaptive
 
 Prune = Callable[[Node], None]
 
+# Compiled code has these at hand, and looks imported functions up each time.
+_push: Final = heappush
+_pop: Final = heappop
+_replace: Final = heapreplace
+
 
 @final
 class Tier:
     """Pages of one tier. `index` is DEVICE, HOST or STORAGE; `host` is L2, for L1 alone."""
 
     __slots__ = (
-        "_bit", "_covers", "_heap", "_key", "_order", "adaptive", "allocator", "by_page",
-        "by_request", "capacity", "duplicates", "evictable", "evicted_pages", "high_pages",
-        "index", "joins", "leaving", "lost_of", "lost_pages", "low_pages", "named", "notes",
-        "offers_on_access", "resident", "spares_l1",
+        "_bit", "_by_access", "_covers", "_heap", "_key", "_order", "adaptive", "allocator",
+        "by_page", "by_request", "capacity", "duplicates", "evictable", "evicted_pages",
+        "high_pages", "index", "joins", "leaving", "lost_of", "lost_pages", "low_pages", "named",
+        "notes", "offers_on_access", "resident", "spares_l1",
     )  # fmt: skip
 
     def __init__(self, index: int, options: EngineOptions, host: Tier | None = None) -> None:
@@ -85,6 +90,7 @@ class Tier:
             walked and cache.eviction in SPLIT_CAN_LOWER_KEY
         )
         self._key = STRATEGIES.get(cache.eviction, lru)
+        self._by_access = self._key is lru  # most often: without a call for each key
         self._bit = 1 << index
         self._heap: list[tuple[Key, int, Node]] = []
         self._order = 0
@@ -93,6 +99,13 @@ class Tier:
     def available(self) -> int:
         """Pages that an allocation can count on: free now, or after evicting."""
         return self.allocator.free + self.evictable
+
+    def rank_by(self, key_of: Strategy) -> None:
+        """From now on candidates leave by a key that is nobody's option and may fall; to be called
+        before there are any.
+        """
+        self._key, self._by_access = key_of, False
+        self.offers_on_access = True
 
     # ------------------------------------------------------------------ what the tree tells
 
@@ -127,7 +140,8 @@ class Tier:
         if self.offers_on_access or not node.offered & self._bit:
             node.offered |= self._bit
             self._order += 1
-            heappush(self._heap, (self._key(node), self._order, node))
+            key = node.last_access if self._by_access else self._key(node)
+            _push(self._heap, (key, self._order, node))
 
     # ------------------------------------------------------------------ evicting
 
@@ -154,9 +168,8 @@ class Tier:
         """Free `count` pages of the candidates, in the strategy's order."""
         if self.adaptive is not None:
             return self._evict_remembering(count, prune)
-        heap, index, bit, key_of, spares = (
-            self._heap, self.index, self._bit, self._key, self.spares_l1,
-        )  # fmt: skip
+        heap, index, bit, spares = self._heap, self.index, self._bit, self.spares_l1
+        key_of, by_access = self._key, self._by_access
         freed = 0
         while freed < count and heap:
             key, _, node = heap[0]
@@ -166,18 +179,18 @@ class Tier:
                 part = held - resident[DEVICE]
             if part <= 0 or node.kids[index] or node.pins[index]:
                 node.offered &= ~bit
-                heappop(heap)
+                _pop(heap)
                 continue
-            current = node.last_access if key_of is lru else key_of(node)
+            current = node.last_access if by_access else key_of(node)
             if current != key:  # out of date: the node was used since it was offered
                 self._order += 1
-                heapreplace(heap, (current, self._order, node))
+                _replace(heap, (current, self._order, node))
                 continue
             if self.by_page and part > count - freed:
                 part = count - freed
             if part == held:
                 node.offered &= ~bit
-                heappop(heap)
+                _pop(heap)
             if self.joins:
                 freed += self._let_go_joined(node, part, prune)
                 continue

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache.allocator import cut, join
+from hicache.allocator import cut, join_all
 from hicache.node import DEVICE, HOST, STORAGE, TIERS, Node
 from hicache.operations import PageRuns
 from hicache.options import EngineOptions
@@ -107,10 +107,8 @@ class TreePaths:
             pages = current.pages[tier]
             parts.append(cut(pages, first - current.depth)[1] if first > current.depth else pages)
             current = current.parent
-        runs: PageRuns = ()
-        for pages in reversed(parts):
-            runs = join(runs, pages)
-        return runs
+        parts.reverse()
+        return join_all(parts)
 
     # ------------------------------------------------------------------ pins
 

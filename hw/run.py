@@ -184,6 +184,7 @@ def prepare(
     recorder = Recorder(env, outer, write, record_digest(scenario))
     env.at_turns_end(recorder.put_off())
     engine = Engine(env, recorder, options)
+    env.at_turns_end(engine.metrics.put_off())
     steps_of.engine = engine
     return LiveRun(
         scenario, options, geometry, assembly.name, trace, engine, warnings, load, env,

@@ -17,7 +17,7 @@ from hicache.allocator import join
 from hicache.engine import Engine
 from hicache.operations import Chunk, Decode, Operation, Prefill
 from hicache.requests import Request
-from hicache.scheduler import Asked
+from hicache.running import Asked
 from hw.device import Step
 
 # Token ids of a request from position 0 up to (at least) a length.
@@ -46,26 +46,31 @@ class StepsOf:
         elif type(operation) is Decode:
             more = operation.max_steps
         prefilling = [scheduler.asked(chunk.request, chunk.past_tokens) for chunk in chunks]
-        decoding = scheduler.decoding() if more else ()
-        return partial(self._steps, chunks, prefilling, decoding, more)
+        done = 0
+        decoding: Sequence[Asked] = ()
+        if more:
+            done, decoding = scheduler.decoding()
+        return partial(self._steps, chunks, prefilling, decoding, done, more)
 
     def _steps(
         self,
         chunks: Sequence[Chunk],
         prefilling: Sequence[Asked],
         decoding: Sequence[Asked],
+        done: int,
         more: int,
     ) -> tuple[Step, ...]:
-        """`more`: how many tokens those that decode may make."""
+        """`done`, `more`: tokens that those who decode have made in steps, and may make."""
         steps = [
-            self._step(asked, chunk.new_tokens, chunk.new_tokens)
+            self._step(asked, 0, chunk.new_tokens, chunk.new_tokens)
             for chunk, asked in zip(chunks, prefilling, strict=True)
         ]
-        steps += [self._step(asked, 1, more) for asked in decoding]
+        steps += [self._step(asked, done, 1, more) for asked in decoding]
         return tuple(steps)
 
-    def _step(self, asked: Asked, new: int, more: int) -> Step:
+    def _step(self, asked: Asked, done: int, new: int, more: int) -> Step:
         """`more`: tokens behind the past that are needed."""
         request, past, head, tail = asked
+        past += done
         tokens = self._tokens_of(request, past + more)
         return Step(request.number, new, past, tokens, join(head, tail))

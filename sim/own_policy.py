@@ -159,8 +159,7 @@ def install(engine: Engine, own: Mapping[str, str], folder: str = "") -> None:
             # Nobody promises that its keys only grow: every access offers a node again.
             engine.tree._falling = True
             for tier in engine.tree.tiers:
-                tier._key = strategy
-                tier.offers_on_access = True
+                tier.rank_by(strategy)
 
 
 def _checked_choice(policy: Callable[[Match], Any], name: str) -> Callable[[Match], Choice]:

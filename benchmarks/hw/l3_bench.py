@@ -112,10 +112,11 @@ class Bench:
         self.begun = time.monotonic()
         self.budget_s = arguments.budget
         self.smoke = arguments.smoke
+        self.cached_bytes = arguments.cached * MIB
         self.path = folder / "l3"
         self.file_bytes = (1 if self.smoke else arguments.units) * UNIT
         self.memory, self.memory_kind = memory(
-            (72 if self.smoke else min(1440, 72 * arguments.units)) * MIB
+            (72 if self.smoke else min(arguments.cached * 5 // 4, 72 * arguments.units)) * MIB
         )
         self.loop = Loop(folder)
         program = shutil.which(arguments.fio)
@@ -201,6 +202,7 @@ class Bench:
             made["fio_gib_s"] = statistics.median(fio)
             made["of_fio"] = made["gib_s"] / made["fio_gib_s"]
             if row.kind == "warm":
+                made["fio_small_gib_s"] = self._fio(row, "small")
                 made["fio_hot_gib_s"] = self._fio(row, "hot")
         return made
 
@@ -226,7 +228,8 @@ class Bench:
     def _fio(self, row: Row, kind: str) -> float:
         assert self.fio is not None
         ring = row.backend == "io_uring"
-        return self.fio.gib_s(Setting(kind, row.verb, ring, row.block, row.width))
+        total = row.total if kind == "warm" else 0
+        return self.fio.gib_s(Setting(kind, row.verb, ring, row.block, row.width, total))
 
 
 def drop_cache(fd: int) -> None:
@@ -254,7 +257,7 @@ def _line(row: Row, made: dict[str, Any]) -> str:
     if "of_fio" in made:
         beside = f"  fio {made['fio_gib_s']:6.2f} {made['of_fio']:5.2f}"
     if "fio_hot_gib_s" in made:
-        beside += f" (hot {made['fio_hot_gib_s']:.1f})"
+        beside += f" (small {made['fio_small_gib_s']:.1f}, hot {made['fio_hot_gib_s']:.1f})"
     picked = f" = {made['picked']}" if row.backend == "auto" else ""
     return (
         f"{row.name + picked:44} {made['gib_s']:6.2f} GiB/s  loop {made['loop_gib_s']:6.2f} "

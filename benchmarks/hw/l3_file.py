@@ -75,7 +75,8 @@ def measure(bench: Bench) -> None:
     bench.notes["first_write_gib_s"] = bench.file_bytes / GIB / (time.perf_counter() - begun)
     filler.close()
 
-    for some in (claimed(), others()):
+    cached = bench.cached_bytes
+    for some in (claimed(cached), others(cached)):
         _warm(bench)
         for row in some:
             bench.measure(row)
@@ -91,9 +92,11 @@ def _warm(bench: Bench) -> None:
             pass
 
 
-def claimed() -> Iterator[Row]:
-    """What something is claimed of. The last ones drop the cache."""
-    disk, cached = 288 * MIB, 1152 * MIB
+def claimed(cached: int) -> Iterator[Row]:
+    """What something is claimed of. The last ones drop the cache. `cached`: bytes of one operation
+    through the cache.
+    """
+    disk = 288 * MIB
     for block in (4 * MIB, 64 * KIB, KV_PAGE, MIB):
         yield Row("warm", "auto", block, 16, cached, fio=True)
     for workers in (1, 4):
@@ -107,9 +110,9 @@ def claimed() -> Iterator[Row]:
         yield Row("cold", "pread", block, 16, disk, fio=True)
 
 
-def others() -> Iterator[Row]:
+def others(cached: int) -> Iterator[Row]:
     """The rest, to see why. What is to be read warm comes before anything drops the cache."""
-    disk, cached = 288 * MIB, 1152 * MIB
+    disk = 288 * MIB
     for block in (64 * KIB, KV_PAGE, MIB, 4 * MIB):
         yield Row("warm", "io_uring_cached", block, 16, cached)
     for depth in (16, 64):
@@ -189,6 +192,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON with all rows")
     parser.add_argument("--fio", default="fio", help="the fio to compare with")
     parser.add_argument("--budget", type=float, default=100, help="seconds")
+    parser.add_argument(
+        "--cached", type=int, default=1152, help="MiB of one operation through the page cache"
+    )
     parser.add_argument("--units", type=int, default=56, help="size of the file, in 72 MiB")
     parser.add_argument("--smoke", action="store_true", help="a few MB, judges nothing")
     arguments = parser.parse_args()

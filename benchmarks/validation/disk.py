@@ -2,11 +2,13 @@
 
     python benchmarks/validation/disk.py                                those with an L3
     python benchmarks/validation/disk.py multi-turn-l3 --by 1.15 1.3 --set load.parallel=4
+    python benchmarks/validation/disk.py results/h200-2026-11-30-1339/shared-l3/hw-1/scenario
 
 A virtual machine's disk is another one after each start. Each line is a scenario on a machine whose
 disk reads so many times as fast as the profile says, latency included, with what TTFT and
 throughput are then against the profile's own, in percent, and which prompt tokens came from where.
-Whoever predicts with a profile of another start is off by as much, and no fit can help it.
+Whoever predicts with a profile of another start is off by as much, and no fit can help it. Pages
+are named, as in a run.
 """
 
 from __future__ import annotations
@@ -32,6 +34,14 @@ HERE = Path(__file__).resolve().parent
 USUAL = (1 / 1.15, 1.15)
 TTFT = ("mean", "p90", "p99")
 SOURCES = ("device", "host", "storage")
+
+
+def as_a_run(name: str, given: dict[str, object]) -> Scenario:
+    """The scenario NAME.toml beside this file as a run on hardware plays it, its pages named.
+    Raises InputError.
+    """
+    path = HERE / f"{name}.toml"
+    return as_the_machine_did(load_scenario(path, {"engine.page_ids": "named", **given}))
 
 
 def with_reads(profile: Profile, factor: float) -> Profile:
@@ -89,8 +99,7 @@ def main() -> int:
         if any(not factor > 0 for factor in options.by):
             raise InputError(f"--by {min(options.by):g}: it must be greater than 0")
         for name in names:
-            given = parse_assignments(options.given)
-            scenario = as_the_machine_did(load_scenario(HERE / f"{name}.toml", given))
+            scenario = as_a_run(name, parse_assignments(options.given))
             usual = summary_at(scenario, 1.0)
             for factor in sorted({1.0, *options.by}):
                 summary = usual if factor == 1.0 else summary_at(scenario, factor)

@@ -4,7 +4,9 @@ CONVERSATION is Mooncake's `conversation_trace.jsonl`. Of it: the conversations 
 their third block of 512 tokens) with three turns or more, in the order in which they begin, prompts
 of at most 20,480 tokens, until there are 44 requests; their arrivals are spread evenly over the
 slice in their order, and answers are cut to 96 tokens, so that a run of half a minute is not all
-tail. The others are made up by `hicache trace generate`, with a seed.
+tail. `conversation-long` is another such slice, of conversations whose later turns bring 3,072 new
+tokens or more each on average, without the first fifteen of them. The others are made up by
+`hicache trace generate`, with a seed.
 """
 
 from __future__ import annotations
@@ -20,13 +22,32 @@ from traces.convert import write
 from traces.workloads import WORKLOADS
 
 HERE = Path(__file__).resolve().parent / "traces"
-MOST_PROMPT_TOKENS, MOST_OUTPUT_TOKENS, REQUESTS, APART_MS = 20_480, 96, 44, 600
+BLOCK_TOKENS = 512
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slice:
+    """Which conversations of three turns or more are taken, and how they come."""
+
+    most_prompt_tokens: int
+    most_output_tokens: int
+    apart_ms: int
+    requests: int = 44  # at most
+    least_new_tokens: int = 0  # of a later turn, on average over those of its conversation
+    skipped: int = 0  # of the conversations that would do
+
+
+SLICES = {
+    "conversation": Slice(20_480, 96, 600),
+    "conversation-long": Slice(16_384, 48, 680, least_new_tokens=3072, skipped=15),
+}
 MADE_UP: dict[str, tuple[str, dict[str, Any]]] = {
     "multi-turn": (
         "multi-turn",
         {
-            "clients": 24, "parallel": 6, "rounds": 5, "request_tokens": 2048,
-            "question_tokens": 640, "output_tokens": 40, "seed": 11,
+            "clients": 24, "parallel": 4, "rounds": 5, "request_tokens": 2048,
+            "question_tokens": 640, "output_tokens": 40, "think_s": 0.5, "order": "fifo",
+            "seed": 11,
         },
     ),
     "multi-turn-long": (
@@ -43,6 +64,14 @@ MADE_UP: dict[str, tuple[str, dict[str, Any]]] = {
             "groups": 16, "requests_per_group": 6, "system_prompt_tokens": 6144,
             "question_tokens": 320, "output_tokens": 40, "popularity": "zipf", "zipf": 0.6,
             "rate_per_s": 5.0, "seed": 12,
+        },
+    ),
+    "shared-long": (
+        "shared-prefix",
+        {
+            "groups": 24, "requests_per_group": 4, "system_prompt_tokens": 1280,
+            "question_tokens": 2048, "output_tokens": 64, "popularity": "zipf", "zipf": 0.8,
+            "rate_per_s": 4.2, "seed": 92,
         },
     ),
     "thrash": (
@@ -64,31 +93,43 @@ MADE_UP: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def conversation(source: Path) -> list[dict[str, Any]]:
+def conversation(source: Path, wanted: Slice) -> list[dict[str, Any]]:
     """The slice described above."""
     groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
     with source.open() as lines:
         for line in lines:
             row = json.loads(line)
-            if len(row["hash_ids"]) > 3 and row["input_length"] <= MOST_PROMPT_TOKENS:
+            if len(row["hash_ids"]) > 3 and row["input_length"] <= wanted.most_prompt_tokens:
                 groups[row["hash_ids"][2]].append(row)
+    suitable = [  # in the order of their first requests
+        turns
+        for turns in groups.values()
+        if len(turns) >= 3 and new_tokens(turns) >= wanted.least_new_tokens
+    ]
     rows: list[dict[str, Any]] = []
-    for turns in groups.values():  # in the order of their first requests
-        if len(turns) >= 3 and len(rows) + len(turns) <= REQUESTS:
+    for turns in suitable[wanted.skipped :]:
+        if len(rows) + len(turns) <= wanted.requests:
             rows += turns
-        if len(rows) == REQUESTS:
-            break
     rows.sort(key=lambda row: row["timestamp"])
     known: dict[int, int] = {}
     return [
         {
-            "timestamp": place * APART_MS,
+            "timestamp": place * wanted.apart_ms,
             "input_length": row["input_length"],
-            "output_length": min(row["output_length"], MOST_OUTPUT_TOKENS),
+            "output_length": min(row["output_length"], wanted.most_output_tokens),
             "hash_ids": [known.setdefault(each, len(known)) for each in row["hash_ids"]],
         }
         for place, row in enumerate(rows)
     ]
+
+
+def new_tokens(turns: list[dict[str, Any]]) -> float:
+    """Tokens of blocks that no earlier turn had, a later turn's average."""
+    seen, fresh = set(turns[0]["hash_ids"]), 0
+    for row in turns[1:]:
+        fresh += len(set(row["hash_ids"]) - seen)
+        seen |= set(row["hash_ids"])
+    return fresh * BLOCK_TOKENS / (len(turns) - 1)
 
 
 def main() -> None:
@@ -97,9 +138,10 @@ def main() -> None:
     parser.add_argument("conversation", type=Path)
     options = parser.parse_args()
     HERE.mkdir(exist_ok=True)
-    rows = conversation(options.conversation)
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    (HERE / "conversation.jsonl").write_text(text)
+    for name, wanted in SLICES.items():
+        rows = conversation(options.conversation, wanted)
+        text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+        (HERE / f"{name}.jsonl").write_text(text)
     for name, (kind, given) in MADE_UP.items():
         workload = WORKLOADS[kind]
         trace = workload.generate(dataclasses.replace(workload.options(), **given))

@@ -53,6 +53,8 @@ KERNEL_MARGIN = 0.01
 LAYER_KERNEL_MARGIN = 0.3
 MEASURED_BYTES = 256 << 20  # the largest transfer that is timed; beyond, its slope goes on
 REPEATS = 5
+# Small transfers take next to nothing to time alone, and differ by little.
+SMALL_TIMES = 4
 SURE_BYTES = 16 << 20  # so large a transfer shows what larger ones will take
 HOPELESS = 3  # times as long as another back-end
 # So many picks are remembered: sizes and cuts recur, and to estimate takes longer than to look up.
@@ -231,27 +233,27 @@ def measure(
     directions: tuple[Direction, ...] = ("h2d", "d2h")
     # On CPU memory there is no link whose other direction could be busy.
     states = ("idle", "busy") if some.driver is not None else ("idle",)
-    best_ns: dict[tuple[Direction, str, int], int] = {}
-    for name, backend in candidates.items():
-        for direction in directions:
-            rows: list[Timed] = []
-            for busy in states:
-                rows = []
-                for size, lists in zip(sizes, scattered, strict=True):
-                    run = (((0, size),), ((0, size),))
-                    times = [
-                        background.time(backend, direction, pages, busy, repeats)
-                        for pages in (run, lists)
-                    ]
-                    rows.append(Timed(size, *times))
-                    fastest_ns = best_ns.setdefault((direction, busy, size), min(times))
-                    best_ns[direction, busy, size] = min(fastest_ns, *times)
-                    # What is hopeless is not timed at sizes where it takes long.
-                    is_large = size * host.page_bytes >= SURE_BYTES
-                    if is_large and min(times) > HOPELESS * fastest_ns:
-                        break
-                table[Case(name, direction, busy)] = rows
-            table.setdefault(Case(name, direction, "busy"), rows)
+    for direction in directions:
+        for busy in states:
+            rows: dict[str, list[Timed]] = {name: [] for name in candidates}
+            left = dict(candidates)
+            for size, lists in zip(sizes, scattered, strict=True):
+                is_large = size * host.page_bytes >= SURE_BYTES
+                many = repeats if is_large or busy == "busy" else SMALL_TIMES * repeats
+                run = (((0, size),), ((0, size),))
+                in_a_run, in_pieces = (
+                    background.times(left, direction, pages, busy, many) for pages in (run, lists)
+                )
+                for name in left:
+                    rows[name].append(Timed(size, in_a_run[name], in_pieces[name]))
+                # What is hopeless is not timed at sizes where it takes long.
+                best_ns = {name: min(in_a_run[name], in_pieces[name]) for name in left}
+                limit_ns = HOPELESS * min(best_ns.values())
+                if is_large:
+                    left = {name: left[name] for name in left if best_ns[name] <= limit_ns}
+            for name in candidates:
+                table[Case(name, direction, busy)] = rows[name]
+                table.setdefault(Case(name, direction, "busy"), rows[name])
     return table
 
 
@@ -265,29 +267,35 @@ class _Background:
         pages = min(device.pages, host.pages, host.pages_per_chunk)
         self._size_bytes = min(pages * device.layout.page_bytes, 64 << 20)
 
-    def time(
+    def times(
         self,
-        backend: TransferBackend,
+        backends: dict[str, TransferBackend],
         direction: Direction,
         pages: tuple[PageRuns, PageRuns],
         busy: str,
         repeats: int,
-    ) -> int:
-        """The median of `repeats` copies, in ns of the host's clock, after one to warm up."""
+    ) -> dict[str, int]:
+        """Of each back-end the median of `repeats` copies, in ns of the host's clock, after one to
+        warm up. They take turns, so that what changes meanwhile changes for all.
+        """
         source, target = (pages[1], pages[0]) if direction == "h2d" else pages
-        backend.copy(direction, source, target)
-        times: list[int] = []
-        for _ in range(repeats):
-            if busy == "busy":
-                self._host.pin(0, 1)
-                bytes_moved = sum(count for _, count in source) * self._host.page_bytes
-                for _ in range(2 + 2 * bytes_moved // self._size_bytes):
-                    self._copy_back(direction)
-            start_ns = time.monotonic_ns()
+        for backend in backends.values():
             backend.copy(direction, source, target)
-            times.append(time.monotonic_ns() - start_ns)
-            self._queue.mark().synchronize()
-        return sorted(times)[len(times) // 2]
+        times: dict[str, list[int]] = {name: [] for name in backends}
+        names = list(backends)
+        for turn in range(repeats):
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                if busy == "busy":
+                    self._host.pin(0, 1)
+                    bytes_moved = sum(count for _, count in source) * self._host.page_bytes
+                    for _ in range(2 + 2 * bytes_moved // self._size_bytes):
+                        self._copy_back(direction)
+                start_ns = time.monotonic_ns()
+                backends[name].copy(direction, source, target)
+                times[name].append(time.monotonic_ns() - start_ns)
+                self._queue.mark().synchronize()
+        return {name: sorted(each)[len(each) // 2] for name, each in times.items()}
 
     def _copy_back(self, direction: Direction) -> None:
         here, there = self._device.address, self._host.address

@@ -52,6 +52,7 @@ def test_sums_are_those_of_the_single_requests(actions, page):
             del naive[order_out]
         assert batch.size == len(naive)
         assert [run.order for run in batch] == list(naive)
+        assert batch.requests == tuple(naive)  # they are numbered as they are ordered here
         assert batch.context_tokens == sum(tokens for tokens, _ in naive.values())
         assert batch.outstanding_tokens() == sum(left for _, left in naive.values())
         for each, (tokens, _) in naive.items():

@@ -10,7 +10,15 @@ from examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hicache.allocator import PageAllocator, PageCounter, cut, extents, join
+from hicache.allocator import (
+    PageAllocator,
+    PageCounter,
+    cut,
+    deal_out,
+    extents,
+    join,
+    join_all,
+)
 
 CAPACITY = 24
 
@@ -183,6 +191,33 @@ def test_cut_splits_a_list_in_two(runs, count):
 def test_join_puts_one_list_behind_another_in_the_fewest_runs(head, tail):
     pages = pages_of(head) + pages_of(tail)
     assert join(head, tail) == tuple(runs_in_order(pages))
+
+
+@given(st.lists(page_lists, max_size=5))
+@examples(60)
+def test_many_lists_are_joined_as_one_after_the_other(lists):
+    runs = ()
+    for each in lists:
+        runs = join(runs, each)
+    assert join_all(lists) == runs
+
+
+@given(page_lists, st.lists(st.integers(0, 15), max_size=5))
+@examples(100)
+def test_what_is_dealt_out_is_cut_off_piece_by_piece(runs, cuts):
+    rest, counts, pieces = runs, [], []
+    for count in cuts:
+        count = min(count, len(pages_of(rest)))
+        piece, rest = cut(rest, count)
+        counts.append(count)
+        pieces.append(piece)
+    counts.append(len(pages_of(rest)))
+    assert deal_out(runs, counts) == [*pieces, rest]
+
+
+def test_not_all_of_a_list_dealt_out_is_a_bug():
+    with pytest.raises(AssertionError):
+        deal_out(((0, 2), (5, 3)), [1, 1])
 
 
 @given(page_lists, st.integers(0, 15))

@@ -19,6 +19,8 @@ from l3_fio import Fio, Setting
 BLOCK, FILE_BYTES = 65536, 8 << 20
 SETTINGS = [
     (Setting("warm", "read", False, BLOCK, 4), {"numjobs=4", "direct=0", "ioengine=io_uring"}),
+    (Setting("warm", "read", False, BLOCK, 4, 4 << 30), {f"iodepth={(1 << 30) // BLOCK}"}),
+    (Setting("small", "read", False, BLOCK, 4), {f"iodepth={(32 << 20) // BLOCK}"}),
     (Setting("hot", "read", False, BLOCK, 4), {"numjobs=4", "direct=0", "ioengine=psync"}),
     (Setting("direct", "read", False, BLOCK, 4), {"numjobs=4", "direct=1", "iodepth=1"}),
     (Setting("direct", "write", True, BLOCK, 8), {"numjobs=1", "direct=1", "iodepth=8"}),
