@@ -133,8 +133,8 @@ def test_sglang_16909_an_l2_below_l1_adds_nothing_and_the_planner_says_why(
 
 
 def warnings_of_a_plan(l1: int, l2: int) -> list[str]:
-    """What `hicache plan` says of an L2 of so many pages, under SGLang's rules, where it chooses it:
-    of 600 pages that is by chance, a few milliseconds of TTFT p99 on this machine.
+    """What `hicache plan` says of an L2 of so many pages, under SGLang's rules, if taken: that
+    of 600 pages by chance, for a few milliseconds of TTFT p99 on this machine.
     """
     options = {
         "preset": "sglang-0.5.20", "trace.path": str(SHIPPED), "tiers.l1": f"{l1}pages",
