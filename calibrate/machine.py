@@ -73,13 +73,15 @@ def momentary(facts: Mapping[str, str]) -> dict[str, str]:
 
 def of_all_sessions(earlier: Iterable[Mapping[str, str]], facts: dict[str, str]) -> dict[str, str]:
     """`facts` of the last session with what `momentary` kept of each earlier one, in order."""
-    told: dict[str, list[str]] = {}
-    for session in (*earlier, momentary(facts)):
+    first, *others = (*earlier, momentary(facts))
+    told: dict[str, list[str]] = {name: [value] for name, value in first.items()}
+    for session in others:
         for name, value in session.items():
-            told.setdefault(name, []).append(value)
+            # A journal of an older version kept nothing.
+            told.setdefault(name, [] if first else [f"not kept{_BEGAN}"]).append(value)
     joined = {
-        name: "; ".join([first, *(each.replace(_BEGAN, _WENT_ON) for each in later)])
-        for name, (first, *later) in told.items()
+        name: "; ".join([began, *(each.replace(_BEGAN, _WENT_ON) for each in later)])
+        for name, (began, *later) in told.items()
     }
     return facts | joined
 

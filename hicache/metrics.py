@@ -213,9 +213,9 @@ class Metrics:
 
     def _add_waiting(self) -> None:
         if self._waiting:
-            for request, page_size_tokens, pages, rest, reason in self._waiting:
+            waiting, self._waiting = self._waiting, []  # first: nothing is added twice
+            for request, page_size_tokens, pages, rest, reason in waiting:
                 self._add_row(request, page_size_tokens, pages, rest, reason)
-            self._waiting.clear()
 
     def _add_row(
         self,

@@ -134,11 +134,14 @@ class BatchedWrites:
 
     def end(self) -> None:
         """The run ends here: who waits is told of the batches that are over."""
+        if self._pending is None:
+            return
         if self._runs_ahead:
             self._go_on(self._env._now)
+        if self._index < self._batches:
             self._batches = self._index
             self._last, self._last_pages = self._full, self._batch_pages
-            self._tell()
+        self._tell()
 
     # ------------------------------------------------------------------ one batch after the other
 

@@ -85,6 +85,8 @@ def test_the_load_of_every_session_is_told():
         **facts,
         "load": "0.1 when it began; 0.2 when it went on; 7.4 when it went on",
     }
+    old_journal = of_all_sessions([{}], {"load": "7.4 when it began"})
+    assert old_journal == {"load": "not kept when it began; 7.4 when it went on"}
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_written_again(tmp_path):

@@ -181,9 +181,12 @@ def test_a_question_in_the_middle_is_answered_by_what_has_come() -> None:
     assert seen[3] % BATCH == 0
 
 
-def test_a_run_that_ends_early_counts_the_batches_that_are_over() -> None:
+@pytest.mark.parametrize("read_ns", [0, 99_000_000], ids=["alone", "with a read"])
+def test_a_run_that_ends_early_counts_the_batches_that_are_over(read_ns: int) -> None:
     machine, single = (Machine(batches=each) for each in (True, False))
     for each in (machine, single):
+        if read_ns:  # under way at the end, and so is the batch that has given way
+            each.at(read_ns, Copy("s2h", 64, 64 * PAGE_BYTES, 1, (), (), KEYS))
         each.env.run(until=10**8)
     assert machine.came == []
     machine.machine.end_batches()
