@@ -188,7 +188,7 @@ def _lines_of(function: FunctionType) -> list[int]:
 
 @pytest.mark.parametrize(
     "function",
-    [Metrics.finish_row, DirectionStats.add, Endings._write_row],
+    [Metrics._add_row, DirectionStats.add, Endings._write_row],
     ids=lambda function: function.__qualname__,
 )
 def test_ctrl_c_between_any_two_counts_keeps_the_books_straight(
