@@ -11,9 +11,10 @@ others use: each preset against the default with the same tiers. Exit code 1: on
 
 A preset may do more because its rules say so: SGLang's write a prompt and its answer apart, each
 node by itself, to L3 in batches of 128 pages, and ask for every request what L3 has. So the work is
-counted, too, in one more run of each: operations (copies, lookups, GPU steps and bursts), events of
-the simulation, pages moved, requests that got pages from L3. `an operation` is the ratio of times
-over the ratio of operations. It explains, and is not judged.
+counted, too, in one more run of each: operations (copies, lookups, GPU steps and bursts; of writes
+in a row that nobody sees begin and end, those that somebody met), events of the simulation, pages
+moved, requests that got pages from L3. `an operation` is the ratio of times over the ratio of
+operations. It explains, and is not judged.
 """
 
 from __future__ import annotations

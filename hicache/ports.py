@@ -7,7 +7,7 @@ Lanes number what is submitted, in order, from a counter that all lanes of one e
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hicache.kernel import Pending
 from hicache.operations import Batches, Completion, Copy, Operation
@@ -27,6 +27,7 @@ class Lanes(Protocol):
         ...
 
 
+@runtime_checkable
 class BatchingLanes(Lanes, Protocol):
     """Lanes that can take more than one batch of a write at once, because nobody has to see each.
     What comes of it is the same to the ns.

@@ -24,7 +24,7 @@ from hicache.metrics import DirectionStats, Metrics
 from hicache.node import HOST, Node
 from hicache.operations import Batches, Completion, Copy, PageRuns
 from hicache.options import EngineOptions
-from hicache.ports import Lanes
+from hicache.ports import BatchingLanes, Lanes
 from hicache.tree import HiRadixTree
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class StoreWriter:
         self._ranks = options.writing_ranks
         # Several batches at once, where nobody has to see each.
         self._batches: Callable[[Copy, int], Pending[Batches] | None] | None = None
-        if self._ranks == 1:
-            self._batches = getattr(lanes, "submit_batches", None)
+        if self._ranks == 1 and isinstance(lanes, BatchingLanes):
+            self._batches = lanes.submit_batches
         self._jobs: list[deque[_Job]] = [deque() for _ in range(self._ranks)]
         self._works = [False] * self._ranks
         self.pending = 0  # jobs that wait or are being written

@@ -53,10 +53,10 @@ MODULES = (
     "hicache.transfers", "hicache.tree", "hicache.tree_pages", "hicache.tree_paths",
     "hicache.untimed", "hicache.waiting", "hicache.write_back", "hicache.write_rules", "hw.jobs",
     "hw.machine", "hw.pump", "hw.steps", "hw.submission", "sim.batched_writes", "sim.burst",
-    "sim.contention",
-    "sim.curves", "sim.disk", "sim.finish", "sim.gpu", "sim.host", "sim.host_pieces", "sim.instant",
-    "sim.keyed_store", "sim.lanes", "sim.layered", "sim.link_ways", "sim.pcie", "sim.ranges",
-    "sim.shared_device", "sim.step_model", "sim.timer", "traces.block_keys",
+    "sim.contention", "sim.curves", "sim.disk", "sim.finish", "sim.gpu", "sim.host",
+    "sim.host_pieces", "sim.instant", "sim.keyed_store", "sim.lanes", "sim.layered",
+    "sim.link_ways", "sim.pcie", "sim.ranges", "sim.shared_device", "sim.step_model", "sim.timer",
+    "traces.block_keys",
 )  # fmt: skip
 
 SLOWER = "the sources run as they are, at about half the speed"

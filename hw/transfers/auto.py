@@ -53,7 +53,7 @@ KERNEL_MARGIN = 0.01
 LAYER_KERNEL_MARGIN = 0.3
 MEASURED_BYTES = 256 << 20  # the largest transfer that is timed; beyond, its slope goes on
 REPEATS = 5
-# Small transfers take next to nothing to time alone, and differ by little.
+# Small transfers over a link take next to nothing to time alone, and differ by little.
 SMALL_TIMES = 4
 SURE_BYTES = 16 << 20  # so large a transfer shows what larger ones will take
 HOPELESS = 3  # times as long as another back-end
@@ -233,13 +233,14 @@ def measure(
     directions: tuple[Direction, ...] = ("h2d", "d2h")
     # On CPU memory there is no link whose other direction could be busy.
     states = ("idle", "busy") if some.driver is not None else ("idle",)
+    small = repeats if some.driver is None else SMALL_TIMES * repeats
     for direction in directions:
         for busy in states:
             rows: dict[str, list[Timed]] = {name: [] for name in candidates}
             left = dict(candidates)
             for size, lists in zip(sizes, scattered, strict=True):
                 is_large = size * host.page_bytes >= SURE_BYTES
-                many = repeats if is_large or busy == "busy" else SMALL_TIMES * repeats
+                many = repeats if is_large or busy == "busy" else small
                 run = (((0, size),), ((0, size),))
                 in_a_run, in_pieces = (
                     background.times(left, direction, pages, busy, many) for pages in (run, lists)

@@ -90,6 +90,9 @@ def test_a_disk_of_another_start_hardly_changes_a_scenario(
     reused = zip(rows["device_tokens"], rows["host_tokens"], rows["storage_tokens"], strict=True)
     from_tiers = [each for each in reused if sum(each) >= 1024]
     assert sum(each[2] > 0 for each in from_tiers) / len(from_tiers) > read_l3
+    later = [read for read, turn in zip(rows["storage_tokens"], rows["turn"], strict=True) if turn]
+    if name.startswith("multi-turn"):
+        assert sum(read > 0 for read in later) / len(later) > 0.3
     for factor in (1 / 1.15, 1.15):
         summary = summary_at(scenario, factor)
         assert summary["cached_tokens_total"] == usual["cached_tokens_total"]
