@@ -4,6 +4,9 @@
                                    |
                      K and V read and written in the L1 pool, in place
 
+A prefill that overlaps with a load waits before each layer: between the parts of its graph, or in
+transformers' forward.
+
 A burst is teacher-forced: its tokens go to the GPU beforehand, positions advance there, and the
 host only launches: one step ahead, so that the GPU need not wait for it and a burst that is asked
 to end does one step more at most. Refuses to know the engine: pages, tokens and lengths come in
@@ -15,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
@@ -39,9 +43,9 @@ LoadsOf = Callable[[int], WaitLayer]
 class ModelDevice:
     """A model on an L1 pool. See `hw.device.Device`.
 
-    `loads_of` is asked for the load that a prefill overlaps with (`Prefill.load`). Such a prefill
-    runs without a graph: a graph could not wait for events that are made later. Where the load
-    fails it ends in a TransferError, and the pages of its tokens hold rubbish.
+    `loads_of` is asked for the load that a prefill overlaps with (`Prefill.load`): it has to be set
+    before `warm_up` for the graphs of such prefills to be made there. Where the load fails the
+    prefill ends in a TransferError, and the pages of its tokens hold rubbish.
     """
 
     def __init__(
@@ -51,13 +55,14 @@ class ModelDevice:
         sizes: Sizes,
         *,
         name: str = "",
-        graphs: Literal["auto", "never"] = "auto",
+        graphs: Literal["auto", "whole", "never"] = "auto",
         buckets: Buckets = Buckets(),  # noqa: B008  # immutable
         keep_logits: Literal["no", "yes"] = "no",
         heads: Heads | None = None,
     ) -> None:
         """`sizes`: the largest step that will come. `keep_logits`: so that `logits` can be read.
-        `heads`: how kernels are cut, if not as tuned.
+        `heads`: how kernels are cut, if not as tuned. `graphs`: "whole" has none of steps that wait
+        for layers, as it was before there were any.
         """
         check_device(pool.device)
         self.device = pool.device
@@ -73,8 +78,9 @@ class ModelDevice:
         self._sizes = sizes
         self._most = Shape(sizes.tokens, sizes.rows, sizes.tokens + sizes.rows, sizes.rows)
         self._buffers = StepBuffers(self.device, pool.layout.page_size_tokens, sizes)
-        capturable = self._stream is not None and graphs == "auto" and not _has_experts(model)
+        capturable = self._stream is not None and graphs != "never" and not _has_experts(model)
         self._graphs = StepGraphs(self._stream) if self._stream and capturable else None
+        self._in_parts = graphs == "auto"
         self._buckets = buckets
         self._compiled: set[tuple[int, int, int]] = set()
         self.loads_of: LoadsOf | None = None
@@ -95,7 +101,7 @@ class ModelDevice:
 
     @property
     def graphs(self) -> int:
-        """How many CUDA graphs there are."""
+        """How many steps there are CUDA graphs of."""
         return 0 if self._graphs is None else len(self._graphs)
 
     def greedy(self) -> list[int]:
@@ -123,7 +129,10 @@ class ModelDevice:
             for shape in shapes:
                 if self._stream is None and shape.tokens > 64:
                     continue  # an interpreter compiles nothing
-                self._prepare(self._fitted(shape))
+                fitted = self._fitted(shape)
+                self._prepare(fitted)
+                if shape.prefill_tokens and self._in_parts and self.loads_of is not None:
+                    self._prepare_waiting(fitted)
         return time.monotonic_ns() - start_ns
 
     def run(self, operation: Operation, control: Control, steps: tuple[Step, ...] = ()) -> Timing:
@@ -160,20 +169,17 @@ class ModelDevice:
             wait_layer = self.loads_of(operation.load)
         tokens = sum(step.new_tokens for step in chunks)
         shape = Shape(tokens, len(chunks), len(tiles), len(decoders))
-        shape, graphed = (shape, False) if wait_layer is not None else self._fitted(shape)
-        setup_ns = self._prepare((shape, graphed))
+        is_eager = wait_layer is not None and not self._in_parts
+        shape, graphed = (shape, False) if is_eager else self._fitted(shape)
+        prepare = self._prepare if wait_layer is None else self._prepare_waiting
+        setup_ns = prepare((shape, graphed))
         self._buffers.lay_out(shape, chunks, decoders, tiles)
         self._buffers.send()
         begin = self._clock.mark()
-        self._attention.wait_layer = wait_layer
-        try:
+        if wait_layer is None:
             self._launch(shape, graphed)
-        except TransferError:
-            if self._stream is not None:
-                self._stream.synchronize()  # the layers before still compute
-            raise
-        finally:
-            self._attention.wait_layer = None
+        else:
+            self._launch_waiting(shape, graphed, wait_layer)
         end = self._clock.mark()
         seen_ns = self._clock.wait(end)
         started_ns, _ = self._clock.host_times((begin, end), (seen_ns,))
@@ -205,6 +211,27 @@ class ModelDevice:
             self._graphs.replay(shape)
         else:
             self._forward(shape)
+
+    def _launch_waiting(self, shape: Shape, graphed: bool, wait_layer: WaitLayer) -> None:
+        """A step whose layers wait for their pages."""
+        try:
+            if graphed:
+                assert self._graphs is not None
+                self._graphs.replay_parts(shape, wait_layer)
+            else:
+                self._forward_waiting(shape, wait_layer)
+        except TransferError:
+            if self._stream is not None:
+                self._stream.synchronize()  # the layers before still compute
+            raise
+
+    def _forward_waiting(self, shape: Shape, wait_layer: WaitLayer) -> None:
+        """One step that calls `wait_layer(i)` before layer i reads its pages."""
+        self._attention.wait_layer = wait_layer
+        try:
+            self._forward(shape)
+        finally:
+            self._attention.wait_layer = None
 
     def _forward(self, shape: Shape) -> None:
         """One step, from buffers to answers: what graphs are captured from."""
@@ -263,6 +290,17 @@ class ModelDevice:
         self._stream.synchronize()
         self._compiled.add(kernels)
         return time.monotonic_ns() - start_ns
+
+    def _prepare_waiting(self, fitted: tuple[Shape, bool]) -> int:
+        """`_prepare`, for a step whose layers wait."""
+        shape, graphed = fitted
+        if not graphed:
+            return self._prepare(fitted)
+        assert self._graphs is not None
+        if self._graphs.has_parts(shape):
+            return 0
+        self._buffers.lay_nothing(shape)
+        return self._graphs.capture_parts(shape, partial(self._forward_waiting, shape))
 
     # ------------------------------------------------------------------ the rest
 

@@ -1,0 +1,380 @@
+"""Steps that wait for their layers, as graphs in parts and without: right, in order, and never
+before the pages are there.
+
+On a CPU `OnTheSpot` stands for the graphs: it runs a step of the graph's shape where one would be
+launched. What it cannot show, that parts that were captured apart fit together, needs a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from fault_runs import DEVICES
+from tiny_models import DEVICE, Bench, table
+
+# isort: split
+import torch
+
+from hicache.errors import TransferError
+from hw.model import graphs
+from hw.model.attention import WaitLayer
+from hw.model.buffers import Shape
+from hw.model.graphs import StepGraphs
+from hw.transfers.driver import Driver
+from hw.transfers.layerwise import LayerLoad
+from hw.transfers.queues import make_queue
+
+LAYERS = 3
+KEYS = table(num_hidden_layers=LAYERS, num_key_value_heads=1)
+LATE_MS = 15  # each layer, on a GPU
+
+
+class OnTheSpot:
+    """`StepGraphs` for where there is no GPU. `launched`: shapes, in parts or not."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Shape, str]] = []
+        self._bodies: dict[tuple[Shape, str], Callable] = {}
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def __contains__(self, shape: Shape) -> bool:
+        return (shape, "whole") in self._bodies
+
+    def has_parts(self, shape: Shape) -> bool:
+        return (shape, "parts") in self._bodies
+
+    def capture(self, shape: Shape, body: Callable[[], object]) -> int:
+        self._bodies[shape, "whole"] = body
+        return 1
+
+    def capture_parts(self, shape: Shape, body: Callable[[WaitLayer], object]) -> int:
+        self._bodies[shape, "parts"] = body
+        return 1
+
+    def replay(self, shape: Shape) -> None:
+        self.launched.append((shape, "whole"))
+        self._bodies[shape, "whole"]()
+
+    def replay_parts(self, shape: Shape, wait_layer: WaitLayer) -> None:
+        self.launched.append((shape, "parts"))
+        self._bodies[shape, "parts"](wait_layer)
+
+
+class Loads(Bench):
+    """A bench whose pages can be taken away and brought back, layer by layer and late."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(KEYS, page_size=4, pages=96, **options)
+        if DEVICE.type == "cpu":
+            self.device._graphs = OnTheSpot()  # pyright: ignore[reportAttributeAccessIssue]
+        self.loads: dict[int, LayerLoad] = {}
+        self.not_waited_for: int | None = None  # a layer
+        self.device.loads_of = self.wait_of
+        self._asked = threading.Condition()
+        self._wanted: dict[int, int] = {}  # by load: layers that were asked for
+        self._threads: list[threading.Thread] = []
+
+    def wait_of(self, number: int) -> WaitLayer:
+        """What makes a layer wait for load `number`."""
+
+        def wait(layer: int) -> None:
+            if layer == self.not_waited_for:
+                return
+            self._want(number, layer + 1)
+            self.loads[number].wait_layer(layer)
+
+        return wait
+
+    def take_away(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All pages; what was in them."""
+        stored = self.pool.k.clone(), self.pool.v.clone()
+        self.pool.k.fill_(float("nan"))
+        self.pool.v.fill_(float("nan"))
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        return stored
+
+    def bring(
+        self,
+        number: int,
+        stored: tuple[torch.Tensor, torch.Tensor],
+        *,
+        enqueued: Literal["ahead", "behind"] = "behind",
+        fails_at: int = LAYERS,
+    ) -> None:
+        """Load `number` begins, with a thread and a queue of its own. On a GPU the queue is late.
+
+        enqueued: "behind", each layer once somebody has asked for it or a later one, so that it is
+        never there before by chance; or "ahead", as soon as can be.
+        """
+        load = self.loads[number] = LayerLoad(LAYERS)
+        self._wanted[number] = LAYERS if enqueued == "ahead" else 0
+
+        def work() -> None:
+            queue = make_queue(DEVICE, Driver() if DEVICE.type == "cuda" else None)
+            load.begin(queue)
+            for layer in range(LAYERS):
+                with self._asked:
+                    assert self._asked.wait_for(lambda: self._wanted[number] > layer, 30)  # noqa: B023
+                if layer == fails_at:
+                    load.fail(TransferError("the device refuses"))
+                    return
+                with queue.running(), torch.inference_mode():
+                    if DEVICE.type == "cuda":
+                        torch.cuda._sleep(LATE_MS * 2_000_000)  # 1 ms at 2 GHz is so many cycles
+                    self.pool.k[layer].copy_(stored[0][layer])
+                    self.pool.v[layer].copy_(stored[1][layer])
+                load.loaded()
+            load.end(lambda: None, 0)
+
+        self._threads.append(threading.Thread(target=work))
+        self._threads[-1].start()
+
+    def join(self) -> None:
+        """All loads come, or fail."""
+        for number in self.loads:
+            self._want(number, LAYERS)
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _want(self, number: int, layers: int) -> None:
+        with self._asked:
+            self._wanted[number] = max(self._wanted[number], layers)
+            self._asked.notify_all()
+
+    def launched_in_parts(self) -> int:
+        """Steps that ran as graphs in parts, as far as it is known."""
+        stub = self.device._graphs
+        if isinstance(stub, OnTheSpot):
+            return sum(how == "parts" for _, how in stub.launched)
+        assert isinstance(stub, StepGraphs)
+        return len(stub._parts)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+class TestWaiting:
+    """Logits of steps whose pages still come are those of attention without a cache."""
+
+    @pytest.mark.parametrize("enqueued", ["ahead", "behind"])
+    def test_a_step_that_waits_computes_the_same(self, device, enqueued):
+        bench = Loads()
+        bench.device.warm_up(decoders=1, prefill_tokens=16)
+        request = bench.add(40)
+        bench.prefill((request, 0, 16))
+        bench.bring(7, bench.take_away(), enqueued=enqueued)
+        timing = bench.prefill((request, 16, 9), load=7)
+        assert timing.setup_ns == 0
+        if DEVICE.type == "cuda":
+            assert timing.finished_ns - timing.started_ns >= (LAYERS - 1) * LATE_MS * 1e6
+        bench.join()
+        assert bench.launched_in_parts() == 1
+        bench.prefill((request, 25, 3))
+        bench.decode(4, (request, 28))
+
+    @pytest.mark.parametrize("layer", range(LAYERS))
+    def test_one_that_does_not_wait_for_a_layer_does_not(self, device, layer):
+        """So that the tests here can fail."""
+        bench = Loads()
+        request = bench.add(40)
+        bench.prefill((request, 0, 16))
+        bench.bring(7, bench.take_away())
+        bench.not_waited_for = layer
+        with pytest.raises(AssertionError, match="nan"):
+            bench.prefill((request, 16, 9), load=7)
+        bench.join()
+
+    def test_loads_one_after_the_other(self, device):
+        bench = Loads()
+        requests = [bench.add(60, like=0, shared_tokens=shared) for shared in (0, 16, 16)]
+        bench.prefill((requests[0], 0, 16))
+        for number, request in enumerate(requests):
+            bench.bring(number, bench.take_away())
+            bench.prefill((request, 16, 5 + number), load=number)
+            bench.join()
+        assert bench.launched_in_parts() == (3 if DEVICE.type == "cpu" else 1)
+
+    def test_chunks_of_several_requests_with_a_batch_riding_along(self, device):
+        bench = Loads()
+        first, second, third = (bench.add(60) for _ in range(3))
+        bench.prefill((first, 0, 21), (second, 0, 8), (third, 0, 12))
+        for number, done in enumerate((0, 1)):
+            bench.bring(number, bench.take_away())
+            bench.prefill(
+                (first, 21 + 6 * done, 6), (second, 8 + 5 * done, 5),
+                decoders=((third, 12 + done),), load=number,
+            )  # fmt: skip
+            bench.join()
+        bench.decode(3, (first, 33), (second, 18), (third, 14))
+
+    def test_a_load_that_has_come_already(self, device):
+        bench = Loads()
+        request = bench.add(40)
+        bench.prefill((request, 0, 16))
+        bench.bring(0, bench.take_away())
+        bench.join()
+        bench.prefill((request, 16, 9), load=0)
+
+    @pytest.mark.parametrize("layer", range(LAYERS))
+    def test_a_load_that_fails_fails_the_step_and_no_other(self, device, layer):
+        bench = Loads()
+        request = bench.add(40)
+        bench.prefill((request, 0, 16))
+        stored = bench.take_away()
+        bench.bring(0, stored, fails_at=layer)
+        with pytest.raises(TransferError, match=r"will not come: the device refuses"):
+            bench.prefill((request, 16, 9), load=0)
+        bench.join()
+        bench.bring(1, stored)
+        bench.prefill((request, 16, 9), load=1)
+        bench.join()
+        bench.prefill((request, 25, 2))
+
+    def test_without_graphs_of_such_steps(self, device):
+        bench = Loads(graphs="whole")
+        request = bench.add(40)
+        bench.prefill((request, 0, 16))
+        bench.bring(7, bench.take_away())
+        bench.prefill((request, 16, 9), load=7)
+        bench.join()
+        assert bench.launched_in_parts() == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_warming_up_makes_them_where_loads_are_known(device):
+    bench = Loads()
+    bench.device.warm_up(prefill_tokens=32)
+    warm = bench.device.graphs
+    request = bench.add(60)
+    bench.prefill((request, 0, 16))
+    bench.bring(0, bench.take_away())
+    assert bench.prefill((request, 16, 20), load=0).setup_ns == 0
+    bench.join()
+    assert bench.device.graphs == warm
+    other = Loads()
+    other.device.loads_of = None
+    other.device.warm_up(prefill_tokens=32)
+    assert other.device.graphs == warm - 2  # of 16 and of 32 tokens
+
+
+class Tape:
+    """In the place of CUDA's graphs and streams: what is done with them, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.recording: int | None = None
+        made = 0
+        tape = self
+
+        class Graph:
+            """One that has a number and no work."""
+
+            def __init__(self) -> None:
+                nonlocal made
+                self.number = made
+                made += 1
+
+            def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+                assert capture_error_mode == "thread_local"
+                assert tape.recording is None
+                tape.recording = self.number
+                tape.log.append(f"begin {self.number} in {pool}")
+
+            def capture_end(self) -> None:
+                assert tape.recording == self.number
+                tape.recording = None
+
+            def pool(self) -> str:
+                return "the pool"
+
+            def replay(self) -> None:
+                tape.log.append(f"launch {self.number}")
+
+        monkeypatch.setattr(graphs.torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(graphs.torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(graphs.torch.cuda, "stream", lambda stream: stream)
+
+    def synchronize(self) -> None:
+        """As a stream does."""
+        assert self.recording is None
+
+    def __enter__(self) -> None:
+        """As `torch.cuda.stream` does."""
+
+    def __exit__(self, *_: object) -> None:
+        """Likewise."""
+
+    def body(self, wait_layer: WaitLayer) -> None:
+        """A step of three layers."""
+        for layer in range(3):
+            wait_layer(layer)
+            self.log.append(f"layer {layer} in {self.recording}")
+
+
+SHAPE = Shape(16, 1, 1, 0)
+
+
+def test_a_part_ends_where_a_layer_waits(monkeypatch):
+    tape = Tape(monkeypatch)
+    found = StepGraphs(tape)  # pyright: ignore[reportArgumentType]
+    assert not found.has_parts(SHAPE)
+    assert found.capture_parts(SHAPE, tape.body) >= 0
+    assert tape.log == [
+        "layer 0 in None", "layer 1 in None", "layer 2 in None",  # once, for kernels to be compiled
+        "begin 0 in None",
+        "begin 1 in the pool", "layer 0 in 1",
+        "begin 2 in the pool", "layer 1 in 2",
+        "begin 3 in the pool", "layer 2 in 3",
+    ]  # fmt: skip
+    assert found.has_parts(SHAPE)
+    assert SHAPE not in found
+    assert len(found) == 1
+    tape.log.clear()
+    found.replay_parts(SHAPE, lambda layer: tape.log.append(f"wait {layer}"))
+    assert tape.log == [
+        "launch 0", "wait 0", "launch 1", "wait 1", "launch 2", "wait 2", "launch 3"
+    ]  # fmt: skip
+    found.close()
+    assert not found.has_parts(SHAPE)
+
+
+def test_behind_a_wait_that_fails_nothing_is_launched(monkeypatch):
+    tape = Tape(monkeypatch)
+    found = StepGraphs(tape)  # pyright: ignore[reportArgumentType]
+    found.capture_parts(SHAPE, tape.body)
+    tape.log.clear()
+
+    def wait(layer: int) -> None:
+        if layer == 1:
+            raise TransferError("it will not come")
+
+    with pytest.raises(TransferError):
+        found.replay_parts(SHAPE, wait)
+    assert tape.log == ["launch 0", "launch 1"]
+
+
+def test_a_step_that_cannot_be_captured_leaves_nothing(monkeypatch):
+    tape = Tape(monkeypatch)
+    found = StepGraphs(tape)  # pyright: ignore[reportArgumentType]
+
+    def body(wait_layer: WaitLayer) -> None:
+        tape.body(wait_layer)
+        if tape.recording is not None:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        found.capture_parts(SHAPE, body)
+    assert tape.recording is None
+    assert not found.has_parts(SHAPE)
+    found.capture_parts(SHAPE, tape.body)
+    assert found.has_parts(SHAPE)
