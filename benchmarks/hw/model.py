@@ -40,6 +40,9 @@ from hw.model.buffers import Sizes
 from hw.model.build import config_of, make_model, random_model
 from hw.model.device import ModelDevice
 from hw.pools import DevicePool, KvLayout
+from hw.transfers.driver import Driver
+from hw.transfers.layerwise import LayerLoad
+from hw.transfers.queues import make_queue
 
 NOMINAL_HBM_GB_S = 4800.0
 DECODE_TARGET = 0.5
@@ -142,6 +145,14 @@ class Model:
             self.pool.v[layer].normal_()
         sizes = Sizes(16_384, 64, 64 * (16_384 + 64) // page_size + 64)
         self.device = ModelDevice(self.model, self.pool, sizes, name=name)
+        queue = make_queue(DEVICE, Driver())
+        load = LayerLoad(self.layout.layers)  # one that has come
+        load.begin(queue)
+        for _ in range(load.layers):
+            load.loaded()
+        load.end(lambda: None, 0)
+        load.finish()
+        self.device.loads_of = lambda number: load.wait_layer
         self.random = np.random.default_rng(0)
         tied = config.tie_word_embeddings
         lookup = 0 if tied else self.model.model.embed_tokens.weight.nbytes
@@ -169,11 +180,11 @@ class Model:
         finally:
             self.device._graphs = graphs
 
-    def prefill(self, new: int, past: int, decoders: tuple[Step, ...] = ()) -> dict:
-        """Median of the blocking call, ms."""
+    def prefill(self, new: int, past: int, decoders: tuple[Step, ...] = (), load: int = -1) -> dict:
+        """Median of the blocking call, ms. load: 0 for one whose layers wait, though for nothing."""
         steps = (self.step(0, past, new, past + new), *decoders)
         context = sum(each.past_tokens for each in decoders)
-        operation = Prefill((Chunk(0, new, past),), new, len(decoders), context)
+        operation = Prefill((Chunk(0, new, past),), new, len(decoders), context, load)
         times, device_times, setup_ns = [], [], 0
         for repeat in range(4 if new > 4000 else 6):
             start = time.perf_counter()
@@ -208,7 +219,9 @@ class Model:
 
 
 def model_rows(model: Model, limits: dict[str, float]) -> tuple[list[dict], list[dict]]:
-    """Prefills and decode steps of the whole model, as graphs and eager."""
+    """Prefills and decode steps of the whole model, as graphs, as graphs in parts between which
+    layers wait, and eager.
+    """
     prefills: list[dict] = []
     for past in (0, 8192):
         for new in (64, 350, 512, 1000, 2000, 3500, 8000, 16_000):
@@ -218,6 +231,7 @@ def model_rows(model: Model, limits: dict[str, float]) -> tuple[list[dict], list
                 other = model.prefill(new, past) if graphed else row
             row["eager_ms"] = other["ms"]
             row["graph_ms"] = row.pop("ms") if graphed else None
+            row["parts_ms"] = model.prefill(new, past, load=0)["ms"] if graphed else None
             row["of_matmul"] = row["tflop_s"] / limits["matmul_tflop_s"]
             prefills.append(row)
     riders = tuple(model.step(row + 1, 2048, 1, 2050) for row in range(16))
