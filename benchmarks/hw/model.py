@@ -181,7 +181,7 @@ class Model:
             self.device._graphs = graphs
 
     def prefill(self, new: int, past: int, decoders: tuple[Step, ...] = (), load: int = -1) -> dict:
-        """Median of the blocking call, ms. load: 0 for one whose layers wait, though for nothing."""
+        """Median of the blocking call, ms. load: 0 for one whose layers wait, if for nothing."""
         steps = (self.step(0, past, new, past + new), *decoders)
         context = sum(each.past_tokens for each in decoders)
         operation = Prefill((Chunk(0, new, past),), new, len(decoders), context, load)
