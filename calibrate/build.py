@@ -17,6 +17,7 @@ import msgspec
 
 from calibrate.build_host import build_disk, build_host
 from calibrate.build_link import build_link
+from calibrate.build_peers import peer_fits
 from calibrate.fits import report
 from calibrate.gpu_fit import Graphs, fit_gpu
 from calibrate.ground import LIMITS, Ground, noise_permille
@@ -90,7 +91,7 @@ def build_profile(
             measurement,
             missing=(*measured.missing, *(f"{key}: from {base.name}" for key in ground.borrowed)),
             series=tuple(measured.series.values()),
-            fits=tuple(ground.fits),
+            fits=(*ground.fits, *peer_fits(measured)),
         ),
     )
     return Built(profile, tuple(ground.borrowed))

@@ -5,6 +5,8 @@
     h200.json --------------------- gpu, pcie, host, interference --+
     the probe `disk`, today --build_profile--> disk ----------------+--> now.json
 
+Copies between GPUs can be added so to the profile of one GPU: samples and fits, no value.
+
 A part goes with its series, its fits and what was missing of it. `measurement.facts` says of each
 such part when it was measured and by what; all other values are as old as the profile says. A part
 whose probe was stopped or failed stays as it was. Refuses to fit old samples again
@@ -35,6 +37,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "interference": ("interference",),
     "disk": ("disk", "memory.storage_bytes"),
     "host": ("host.copy_threads", "host.copy_bytes_per_s"),
+    "peers": (),
 }
 # A burst's time is of two probes: what one of them said before is needed for the other.
 _OF_TWO_PROBES = ("steps.burst", "engine.burst")
@@ -87,6 +90,7 @@ def renew(
     taken = [
         probe for probe in series_of
         if probe not in unfinished and not _borrows(built.borrowed, probe)
+        and any(key in measured.series for key in series_of[probe])
     ]  # fmt: skip
     made = with_the_untold(made, profile)
     for key in (key for probe in taken for key in PARTS[probe]):

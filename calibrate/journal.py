@@ -3,11 +3,13 @@
 One JSON array a line: first ["calibration", version, identity], then one for each finished point,
 and one for each session that has ended before all was done:
 
-    ["point", key, role, ns..., width permille, note]
+    ["point", key, at, role, ns..., width permille, note]
     ["session", when it began, seconds, facts of that moment]
 
-Lines are synced as they are written; a last line that was cut off is dropped. The identity says of
-which machine, model and options the samples are: with another one a journal is refused, not mixed.
+A point that is to be visited again has how often at the end of its line; a later line of it has all
+samples of the earlier ones. Lines are synced as they are written; a last line that was cut off is
+dropped. The identity says of which machine, model and options the samples are: with another one a
+journal is refused, not mixed.
 """
 
 from __future__ import annotations
@@ -38,10 +40,11 @@ class Journal:
         """Raises InputError for the journal of another machine or of other options."""
         self.path = path
         self._samples: dict[str, Sample] = {}
+        self._left: dict[str, int] = {}
         self.sessions: list[Ended] = []
         header = ["calibration", VERSION, dict(identity)]
         length = self._read(header)
-        self.resumed = len(self._samples)
+        self.resumed = sum(1 for key in self._samples if not self._left.get(key))
         try:
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
             self._file.truncate(length)
@@ -56,12 +59,20 @@ class Journal:
     def __getitem__(self, key: str) -> Sample:
         return self._samples[key]
 
-    def add(self, key: str, sample: Sample) -> None:
-        """Keep a finished point."""
-        self._samples[key] = sample
+    def get(self, key: str) -> Sample | None:
+        """What a point has so far, if anything."""
+        return self._samples.get(key)
+
+    def visits_left(self, key: str, visits: int) -> int:
+        """Of a point that is visited so often: how many are still to come."""
+        return self._left.get(key, 0) if key in self._samples else visits
+
+    def add(self, key: str, sample: Sample, left: int = 0) -> None:
+        """Keep what a point has. `left`: how often it will be visited again."""
+        self._keep(key, sample, left)
         self._write(
             ["point", key, list(sample.at), sample.role, list(sample.ns), sample.width_permille,
-             sample.note]
+             sample.note, *[left] * bool(left)]
         )  # fmt: skip
 
     def end_session(self, began: str, duration_s: float, facts: Mapping[str, str]) -> None:
@@ -77,6 +88,10 @@ class Journal:
         """Close and remove the file: all of it is in a profile now."""
         self.close()
         os.unlink(self.path)
+
+    def _keep(self, key: str, sample: Sample, left: int) -> None:
+        self._samples[key] = sample
+        self._left[key] = left
 
     def _write(self, line: list[Any]) -> None:
         self._file.write(json.dumps(line) + "\n")
@@ -104,8 +119,8 @@ class Journal:
                     _, began, duration_s, *facts = entry  # older versions wrote no facts
                     self.sessions.append(_ended(began, duration_s, *facts))
                 else:
-                    _, key, at, role, ns, width, note = entry
-                    self._samples[key] = _sample(at, role, ns, width, note)
+                    _, key, at, role, ns, width, note, *left = entry
+                    self._keep(key, _sample(at, role, ns, width, note), sum(left))
             except (ValueError, TypeError) as error:
                 raise InputError(
                     f"{self.path}, line {number + 1}: no journal of a calibration ({error}); "

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from calibrate.build_peers import SERIES as PEERS
+from calibrate.build_peers import of_pairs
+from calibrate.fits import fit_curve
 from hicache.operations import Chunk, Prefill
 from scenario.measurement import Measurement, Sample
 from scenario.profile import Curve, GpuProfile, Profile
@@ -47,6 +50,7 @@ def plots(profile: Profile) -> Iterator[Plot]:
             "restore_overhead", "Engine time that a restore takes besides", "GiB", "ms",
             [("", points)],
         )  # fmt: skip
+    yield from _peer_plots(measurement)
 
 
 # ---------------------------------------------------------------------- GPU
@@ -226,6 +230,25 @@ def _disk_plots(profile: Profile, measurement: Measurement | None) -> Iterator[P
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
         yield Plot(f"disk_{way}", f"L3: {way}s", figure)
+
+
+def _peer_plots(measurement: Measurement | None) -> Iterator[Plot]:
+    pairs = of_pairs(_of(measurement, PEERS))
+    if not pairs:
+        return
+    figure, axes = _figure("bytes", "GiB/s")
+    for number, ((source, target), samples) in enumerate(pairs.items()):
+        color = f"C{number % 10}"
+        points = fit_curve(samples).points
+        through = line(points)
+        xs = _between([x for x, _ in points])
+        rates = [x * NS / through.at(x) / GIB for x in xs]
+        axes.plot(xs, rates, color=color, label=f"GPU {source} to {target}")
+        _rates(axes, samples, color)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize="small")
+    yield Plot("peers", "Copies between GPUs", figure)
 
 
 def _between(xs: Sequence[int]) -> list[float]:

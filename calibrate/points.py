@@ -15,13 +15,17 @@ from typing import Literal, NamedTuple, Protocol
 from scenario.measurement import Role
 
 Effort = Literal["quick", "thorough"]
+# Of copies, which take some milliseconds: a link's speed may be another one for a second.
+VISITS: dict[Effort, int] = {"quick": 1, "thorough": 3}
 
 
 class Point(NamedTuple):
     """One thing to measure.
 
     `weight`: its part of the time, against other points. `least`: repetitions that a quick
-    calibration makes in any case. `warm_ups`: calls before those that count.
+    calibration makes in any case. `warm_ups`: calls before those that count. `visits`: how often it
+    is come to, all other points of its probe between: what is slower for a second is not all that
+    it sees.
     """
 
     series: str
@@ -30,6 +34,7 @@ class Point(NamedTuple):
     weight: float = 1.0
     least: int = 3
     warm_ups: int = 1
+    visits: int = 1
 
     @property
     def key(self) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from calibrate.sampling import remarks
 from scenario.measurement import Measurement
 from scenario.profile import Curve, Profile, Quantity, SampledModel, Sourced, Surface, sourced
 from scenario.sizes import bytes_text
 
 # From which relative difference on two values are told apart.
 SAME = 0.005
-# What `calibrate.sampling` says of how narrow a median's interval became.
-_OF_THE_INTERVAL = re.compile(r"\d+ samples in the time there was|interval of ")
 
 
 def show_lines(profile: Profile) -> Iterator[str]:
@@ -68,10 +66,9 @@ def notes(measurement: Measurement) -> list[tuple[str, str]]:
     found: dict[str, dict[str, list[str]]] = {}
     for series in measurement.series:
         for sample in series.samples:
-            for note in filter(None, sample.note.split("; ")):
-                if not _OF_THE_INTERVAL.match(note):
-                    at = "x".join(map(str, sample.at))
-                    found.setdefault(note, {}).setdefault(series.key, []).append(at)
+            for note in remarks(sample.note):
+                at = "x".join(map(str, sample.at))
+                found.setdefault(note, {}).setdefault(series.key, []).append(at)
     return [
         (note, ", ".join(" ".join(filter(None, (key, *at))) for key, at in of.items()))
         for note, of in found.items()

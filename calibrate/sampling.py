@@ -12,6 +12,7 @@ only what no hardware can do (less than `floor_ns`) is rejected, and counted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from math import comb
 from typing import NamedTuple
@@ -22,6 +23,7 @@ CONFIDENCE = 0.95
 MOST_DISTURBED = 8
 PATIENCE_S = 0.03  # any point may take that long
 LEAST_FOR_CONFIDENCE = 6  # 1 - 2 * 0.5^6 is the first above 95 %
+_OF_THE_INTERVAL = re.compile(r"\d+ samples in the time there was|interval of ")
 
 
 class Disturbed(Exception):
@@ -86,24 +88,26 @@ def sample(
     *,
     floor_ns: float = 0.0,
     floor_reason: str = "",
+    earlier: tuple[int, ...] = (),
 ) -> Sampled:
     """Call `act`, which returns ns, as often as `rule` asks, for about `allowance_s` seconds.
 
     `clock`: seconds, only differences count. `floor_ns`: what cannot be undercut; such a sample is
-    rejected. Raises InputError where nothing but such samples comes, or none at all.
+    rejected. `earlier`: what there is of the same point already, which counts, too; `rule.least`
+    are new ones. Raises InputError where nothing but rejected samples comes, or none at all.
     """
     tally = _Tally()
     for _ in range(rule.warm_ups):
         tally.take(act)
     begun_s = clock()
-    values: list[int] = []
+    values = list(earlier)
     while not tally.ended:
         ns = tally.take(act)
         spent_s = clock() - begun_s
         if ns is None:
             if tally.disturbed > MOST_DISTURBED + len(values):
                 raise InputError(f"{tally.disturbed} samples were disturbed: {tally.why}")
-            if values and spent_s > max(allowance_s, PATIENCE_S):
+            if len(values) > len(earlier) and spent_s > max(allowance_s, PATIENCE_S):
                 break
             continue
         if ns < floor_ns:
@@ -115,12 +119,13 @@ def sample(
                 )
             continue
         values.append(max(1, ns))
-        if len(values) < rule.least and spent_s < max(4 * allowance_s, PATIENCE_S):
+        new = len(values) - len(earlier)
+        if new < rule.least and spent_s < max(4 * allowance_s, PATIENCE_S):
             continue
         sure = len(values) >= LEAST_FOR_CONFIDENCE
         if (sure and median_interval(values).width <= rule.width) or len(values) >= rule.most:
             break
-        if spent_s + spent_s / len(values) > max(allowance_s, PATIENCE_S):
+        if spent_s + spent_s / new > max(allowance_s, PATIENCE_S):
             break
     if not values:
         raise InputError(tally.ended)
@@ -156,6 +161,11 @@ class _Tally:
             yield f"{self.rejected} samples rejected: faster than {floor_reason}"
         if self.ended:
             yield f"no more samples: {self.ended}"
+
+
+def remarks(note: str) -> list[str]:
+    """What a note says besides how narrow the interval became."""
+    return [each for each in note.split("; ") if each and not _OF_THE_INTERVAL.match(each)]
 
 
 def _width_note(count: int, interval: Interval, rule: Rule) -> str:

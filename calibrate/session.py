@@ -4,10 +4,11 @@
                                           |
                        its part of the time that is left, by weight
 
-A point that needs less leaves its time to those behind it. A probe that cannot work here, or a
-point that fails, is missing with its reason, and the rest goes on; so is what would begin long
-after the time was over. Ctrl-C ends the session between
-two samples; what is done is kept. Refuses to know what the numbers mean.
+A point that needs less leaves its time to those behind it. Points that ask for several visits are
+come back to when all others of their probe have been visited, and have the samples of all. A probe
+that cannot work here, or a point that fails, is missing with its reason, and the rest goes on; so
+is what would begin long after the time was over. Ctrl-C ends the session between two samples; what
+is done is kept. Refuses to know what the numbers mean.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Protocol
 
 from calibrate.journal import Journal
 from calibrate.points import Effort, Point, Probe
-from calibrate.sampling import Rule, sample
+from calibrate.sampling import Rule, remarks, sample
 from hicache.errors import HiCacheError
 from scenario.measurement import Sample, Series
 
@@ -77,6 +78,7 @@ class Session:
         self._deadline_s = clock() + budget_s
         self._clock = clock
         self._rule = rule
+        self._failed: set[str] = set()
 
     def run(self) -> Measured:
         """Measure. Never raises for what the machine cannot do; see `Measured.missing`."""
@@ -102,7 +104,7 @@ class Session:
         behind: list[Point],
         probes_behind: int,
     ) -> None:
-        todo = [point for point in points if point.key not in self._journal]
+        todo = [point for point in points if self._visits_left(point)]
         self._progress.probe(probe.name, len(points))
         self._progress.done(len(points) - len(todo))
         if not todo:
@@ -112,23 +114,43 @@ class Session:
             return
         try:
             probe.open()
-            later = sum(each.weight for each in behind if each.key not in self._journal)
-            for place, point in enumerate(todo):
+            weight = sum(self._weight_left(each) for each in (*todo, *behind))
+            visits = self._visits(todo)
+            for place, point in enumerate(visits):
                 if self._over():
-                    self._leave(measured, probe, len(todo) - place)
+                    left = {each.key for each in visits[place:]}
+                    self._leave(measured, probe, len(left))
                     break
-                weight = later + sum(each.weight for each in todo[place:])
-                left_s = self._deadline_s - self._clock() - OPENING_S * probes_behind
-                allowance_s = min(
-                    MOST_S[self._effort] * point.weight, max(0.0, left_s) * point.weight / weight
-                )
-                self._progress.point(point, left_s)
-                self._measure(measured, probe, point, allowance_s)
-                self._progress.done(1)
+                part = point.weight / point.visits
+                if point.key not in self._failed:
+                    left_s = self._deadline_s - self._clock() - OPENING_S * probes_behind
+                    allowance_s = min(MOST_S[self._effort] * part, max(0.0, left_s) * part / weight)
+                    self._progress.point(point, left_s)
+                    self._measure(measured, probe, point, allowance_s)
+                    self._progress.done(0 if self._visits_left(point) else 1)
+                weight -= part
         except (HiCacheError, OSError, RuntimeError) as error:
             self._miss(measured, probe.name, error)
         finally:
             probe.close()
+
+    def _visits(self, todo: Sequence[Point]) -> list[Point]:
+        """Each of `todo` as often as it is still to be visited, all others between."""
+        most = max(map(self._visits_left, todo))
+        return [
+            point
+            for number in range(most, 0, -1)
+            for point in todo
+            if self._visits_left(point) >= number
+        ]
+
+    def _visits_left(self, point: Point) -> int:
+        if point.key in self._failed:
+            return 0
+        return self._journal.visits_left(point.key, point.visits)
+
+    def _weight_left(self, point: Point) -> float:
+        return point.weight * self._visits_left(point) / point.visits
 
     def _over(self) -> bool:
         return self._clock() > self._deadline_s + OVER_S
@@ -145,13 +167,18 @@ class Session:
             rule = rule._replace(
                 warm_ups=min(rule.warm_ups, point.warm_ups), least=min(rule.least, least)
             )
+            earlier = self._journal.get(point.key)
             sampled = sample(
                 probe.sampler(point), allowance_s, self._clock, rule,
                 floor_ns=floor.ns, floor_reason=floor.reason,
+                earlier=earlier.ns if earlier is not None else (),
             )  # fmt: skip
         except (HiCacheError, RuntimeError) as error:
+            self._failed.add(point.key)
             self._miss(measured, point.key, error)
             return
+        before = remarks(earlier.note) if earlier is not None else []
+        notes = dict.fromkeys((sampled.note, *before))  # each once
         self._journal.add(
             point.key,
             Sample(
@@ -159,8 +186,9 @@ class Session:
                 ns=sampled.ns,
                 role=point.role,
                 width_permille=round(1000 * sampled.width),
-                note=sampled.note,
+                note="; ".join(filter(None, notes)),
             ),
+            self._visits_left(point) - 1,
         )
 
     def _miss(self, measured: Measured, what: str, reason: Exception | str) -> None:
@@ -182,6 +210,6 @@ class Session:
                     measured.series[key] = Series(
                         key=key, axes=axes, how=how, samples=tuple(samples)
                     )
-            left = sum(1 for point in points if point.key not in self._journal)
+            left = sum(1 for each in points if self._journal.visits_left(each.key, each.visits))
             if left and measured.interrupted:
                 measured.missing.append(f"{probe.name}: stopped with {left} points to go")

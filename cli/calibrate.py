@@ -54,7 +54,7 @@ def calibrate(
         str | None,
         typer.Option(
             help="Profile that all else is taken from as it is: only what --only names is "
-            "measured anew. For a disk that is another one today."
+            "measured anew (or added: peers). For a disk that is another one today."
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the machine. [the file's]")] = "",

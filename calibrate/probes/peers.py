@@ -1,6 +1,8 @@
 """Copies between the GPUs of one machine: each pair, one way at a time, by size.
 
-They are kept as samples: a simulation of one GPU has no use for them yet.
+A sample is PyTorch's copy from one GPU's memory to another's and the wait for it, on the host's
+clock: past the host where the GPUs reach each other's memory, through it where they do not. Kept as
+samples, each pair judged by what was held out: a simulation has no use for them.
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ from collections.abc import Callable
 
 import torch
 
-from calibrate.points import NO_FLOOR, Described, Effort, Floor, Point
+from calibrate.points import NO_FLOOR, VISITS, Described, Effort, Floor, Point
 
-SIZES = (1 << 20, 16 << 20, 256 << 20, 1 << 30)
+# 64 KiB .. 1 GiB, and what is held out between them.
+SIZES = tuple(65_536 * 4**power for power in range(8))
+CHECKS = (200_000, 3 << 20, 24 << 20, 150 << 20, 600 << 20)
+QUICK_SIZES, QUICK_CHECKS = (1 << 20, 16 << 20, 256 << 20), (5 << 20, 80 << 20)
+BYTES_PER_S = 50e9  # for the time that a point wants
 
 
 class PeersProbe:
@@ -35,14 +41,18 @@ class PeersProbe:
 
     def points(self, effort: Effort) -> list[Point]:
         count = len(self._devices)
-        sizes = SIZES if effort == "thorough" else SIZES[1:3]
+        thorough = effort == "thorough"
+        fits, checks = (SIZES, CHECKS) if thorough else (QUICK_SIZES, QUICK_CHECKS)
         return [
-            Point("peers.copy", (source, target, size), "fit", 0.1 + 8 * size / 50e9)
+            Point(
+                "peers.copy", (source, target, size), "check" if size in checks else "fit",
+                0.1 + 8 * size / BYTES_PER_S, visits=VISITS[effort],
+            )
             for source in range(count)
             for target in range(count)
-            for size in sizes
+            for size in (*fits, *checks)
             if source != target
-        ]
+        ]  # fmt: skip
 
     def open(self) -> None:
         """Buffers are made when they are first needed."""
@@ -51,18 +61,20 @@ class PeersProbe:
         return NO_FLOOR
 
     def sampler(self, point: Point) -> Callable[[], int]:
-        source, target, size = point.at
-        data = self._buffer(source, 0, size)
-        copy = self._buffer(target, 1, size)
+        source, target = self.buffers(*point.at)
 
         def act() -> int:
             self._wait()
             begun_ns = time.monotonic_ns()
-            copy.copy_(data, non_blocking=True)
+            target.copy_(source, non_blocking=True)
             self._wait()
             return time.monotonic_ns() - begun_ns
 
         return act
+
+    def buffers(self, source: int, target: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is copied from, and to: uint8, `size` long, of noise of its own each."""
+        return self._buffer(source, 0, size), self._buffer(target, 1, size)
 
     def close(self) -> None:
         self._buffers.clear()
@@ -71,7 +83,7 @@ class PeersProbe:
         largest = self._buffers.get((device, place))
         if largest is None or largest.nbytes < size:
             largest = torch.randint(
-                0, 255, (size,), dtype=torch.uint8, device=self._devices[device]
+                0, 256, (size,), dtype=torch.uint8, device=self._devices[device]
             )
             self._buffers[device, place] = largest
         return largest[:size]

@@ -6,6 +6,10 @@
     pcie.*.*.*.PAGE    the same in pages of another size than the calibration's, in tokens
     pcie.*.both        each of two threads copies its own way, from its own half of the pools
 
+`direct` copies a run page by page while it has fewer pages than the model has layers, and layer by
+layer from there: what it takes bends or steps there, so both sides are measured. A thorough
+calibration visits each point several times, each time with other lists of scattered pages.
+
 A sample is the blocking call on the host's clock. A back-end that this machine cannot do is missing
 with its reason.
 """
@@ -15,9 +19,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import TYPE_CHECKING
 
-from calibrate.points import NO_FLOOR, Described, Effort, Floor, Point
+from calibrate.points import NO_FLOOR, VISITS, Described, Effort, Floor, Point
 from hicache.errors import InputError
 from hicache.operations import Copy, PageRuns
 
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "staged", "zero_copy", "direct")
 WAYS = ("h2d", "d2h")
 KINDS = ("run", "scattered")
+BY_LAYER = ("auto", "direct")  # what copies long runs layer by layer, or may
 # 4 KiB .. 256 MiB, and one more: what is pinned as one piece is less than 1 GiB.
 PLAIN = (*(4096 * 4**power for power in range(9)), 768 << 20)
 PLAIN_CHECKS = (150_000, 3 << 20, 40 << 20, 300 << 20)
@@ -108,14 +114,23 @@ class TransfersProbe:
             for way in WAYS:
                 for kind in KINDS:
                     key = f"pcie.{name}.{way}.{kind}"
-                    points += [_point(key, count * page_bytes, "fit") for count in fits]
-                    points += [_point(key, count * page_bytes, "check") for count in checks]
+                    both_sides = self._both_sides(name, kind, most)
+                    points += [
+                        _point(key, count * page_bytes, "fit")
+                        for count in sorted({*fits, *both_sides})
+                    ]
+                    points += [
+                        _point(key, count * page_bytes, "check")
+                        for count in checks
+                        if count not in both_sides
+                    ]
                 points += [
                     Point(f"pcie.{name}.{way}.pieces", (count * page_bytes, pieces), "check", 0.2)
                     for count, pieces in _fragments(fits)
                 ]
             points.append(_point(f"pcie.{name}.both", both, "fit"))
-        return [*points, *self._in_other_pages()]
+        points += self._in_other_pages()
+        return [each._replace(visits=VISITS[effort]) for each in points]
 
     def _in_other_pages(self) -> list[Point]:
         """Fewer sizes: one page, each fourth power from a MiB on, and the most."""
@@ -126,18 +141,21 @@ class TransfersProbe:
             fits = sorted({1, most, *(each for each in _powers(most)[::2]
                                       if each * page_bytes >= MIB)})  # fmt: skip
             checks = [round((a * b) ** 0.5) for a, b in zip(fits, fits[1:])][1::2]  # noqa: B905, RUF007
-            for key in (
-                f"pcie.{name}.{way}.{kind}.{tokens}"
-                for name in self._names
-                for way in WAYS
-                for kind in KINDS
-            ):
-                points += [_point(key, count * page_bytes, "fit") for count in fits]
+            for name, way, kind in product(self._names, WAYS, KINDS):
+                key = f"pcie.{name}.{way}.{kind}.{tokens}"
+                mine = {*fits, *self._both_sides(name, kind, most)}
+                points += [_point(key, count * page_bytes, "fit") for count in sorted(mine)]
                 points += [
-                    _point(key, count * page_bytes, "check")
-                    for count in sorted(set(checks) - set(fits))
+                    _point(key, count * page_bytes, "check") for count in sorted(set(checks) - mine)
                 ]
         return points
+
+    def _both_sides(self, name: str, kind: str, most: int) -> tuple[int, ...]:
+        """Pages of the longest run that goes page by page, and of the shortest by layers."""
+        layers = self._bench.layout.layers
+        if name not in BY_LAYER or kind != "run" or layers > most:
+            return ()
+        return tuple(each for each in (layers - 1, layers) if each)
 
     def open(self) -> None:
         _ = self._bench.host, self._bench.pool

@@ -201,7 +201,7 @@ def test_from_the_command_line(tmp_path, capsys):
     ("more", "message"),
     [
         ([], "--into without --only: it must name what is measured anew, of steps, engine"),
-        (["--only", "peers"], "--only peers with --into: it must name"),
+        (["--only", "server"], "--only server with --into: it must name"),
         (["--only", "disk", "--server", "http://localhost:1"], "--into with --server"),
         (["--only", "disk", "--base", "mini-group-a"], "--into with --base"),
     ],
