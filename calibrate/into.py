@@ -136,9 +136,13 @@ def of_these(measurement: Measurement, keys: Container[str]) -> Measurement:
 
 
 def parts_measured(profile: Profile) -> dict[str, str]:
-    """By probe, when its part was measured, of those that are younger than the profile."""
+    """By probe, when its values were measured, of those that are younger than the profile."""
     facts = profile.measurement.facts if profile.measurement is not None else {}
-    return {probe: facts[_fact(probe)].split(",", 1)[0] for probe in PARTS if _fact(probe) in facts}
+    return {
+        probe: facts[_fact(probe)].split(",", 1)[0]
+        for probe, values in PARTS.items()
+        if values and _fact(probe) in facts
+    }
 
 
 def _fact(probe: str) -> str:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 from scenario.measurement import Role
 
 Effort = Literal["quick", "thorough"]
-# Of copies, which take some milliseconds: a link's speed may be another one for a second.
+# Of copies: a burst of six takes some milliseconds, and they are slower for seconds, up to by half.
 VISITS: dict[Effort, int] = {"quick": 1, "thorough": 3}
 
 

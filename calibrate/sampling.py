@@ -94,7 +94,8 @@ def sample(
 
     `clock`: seconds, only differences count. `floor_ns`: what cannot be undercut; such a sample is
     rejected. `earlier`: what there is of the same point already, which counts, too; `rule.least`
-    are new ones. Raises InputError where nothing but rejected samples comes, or none at all.
+    and `rule.most` are of new ones. Raises InputError where nothing but rejected samples comes, or
+    none at all.
     """
     tally = _Tally()
     for _ in range(rule.warm_ups):
@@ -123,7 +124,7 @@ def sample(
         if new < rule.least and spent_s < max(4 * allowance_s, PATIENCE_S):
             continue
         sure = len(values) >= LEAST_FOR_CONFIDENCE
-        if (sure and median_interval(values).width <= rule.width) or len(values) >= rule.most:
+        if (sure and median_interval(values).width <= rule.width) or new >= rule.most:
             break
         if spent_s + spent_s / new > max(allowance_s, PATIENCE_S):
             break

@@ -164,8 +164,11 @@ class Session:
             floor = probe.floor(point)
             rule = self._rule
             least = point.least if self._effort == "quick" else rule.least
+            # No visit may outweigh the others.
             rule = rule._replace(
-                warm_ups=min(rule.warm_ups, point.warm_ups), least=min(rule.least, least)
+                warm_ups=min(rule.warm_ups, point.warm_ups),
+                least=min(rule.least, least),
+                most=max(1, rule.most // point.visits),
             )
             earlier = self._journal.get(point.key)
             sampled = sample(

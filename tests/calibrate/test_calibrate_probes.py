@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -30,8 +31,12 @@ from calibrate.probes.transfers import TransfersProbe
 from calibrate.sampling import Rule, sample
 from hicache.errors import InputError
 from hw.model.graphs import Buckets
+from hw.pools import DevicePool, HostPool, KvLayout
+from hw.transfers.direct import Direct
+from hw.transfers.lists import Extent
 from scenario.geometry import load_geometry
 
+MIB = 1 << 20
 SCALE = Scale(device_tokens=512, host_bytes=1 << 20, chunk_tokens=32, batch=2, context_tokens=48)
 
 
@@ -137,6 +142,71 @@ def test_copies_are_timed_in_pages_of_other_sizes_too(bench):
     probe.sampler(Point("pcie.direct.d2h.run.2", (4 * bench.layout_of(2).page_bytes,)))()
     assert torch.equal(host.k[:, :4], pool.k[:, :4])
     probe.close()
+
+
+def of_gpu_scale() -> SimpleNamespace:
+    """A bench that only says how large things are."""
+    geometry = load_geometry("Qwen3-8B")
+    return SimpleNamespace(
+        scale=GPU_SCALE, page_size_tokens=64, layout=KvLayout.of(geometry, 64),
+        layout_of=lambda tokens: KvLayout.of(geometry, tokens),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("effort", ["quick", "thorough"])
+def test_a_run_is_timed_on_both_sides_of_where_direct_goes_another_way(effort):
+    """Below as many pages as the model has layers it copies page by page, then layer by layer."""
+    probe = TransfersProbe(of_gpu_scale(), other_pages=(1, 16, 256))  # type: ignore[arg-type]
+    points = probe.points(effort)
+    assert len({each.key for each in points}) == len(points)
+    for tokens in (1, 16, 64, 256):
+        page_bytes = 147_456 * tokens
+        ends = "" if tokens == 64 else f".{tokens}"
+        for name in ("auto", "direct", "staged", "zero_copy"):
+            for kind in ("run", "scattered"):
+                mine = {
+                    each.at[0] // page_bytes: each.role
+                    for each in points
+                    if each.series == f"pcie.{name}.h2d.{kind}{ends}"
+                }
+                switches = kind == "run" and name in ("auto", "direct") and max(mine) > 36
+                assert (mine.get(35), mine.get(36)) == (("fit", "fit") if switches else (None,) * 2)
+                assert "check" in mine.values()
+    direct = {(each.series, each.at) for each in points if each.series == "pcie.direct.h2d.run"}
+    staged = {(each.series, each.at) for each in points if each.series == "pcie.staged.h2d.run"}
+    assert {at for _, at in direct} - {at for _, at in staged} == {(35 * 9 * MIB,), (36 * 9 * MIB,)}
+
+
+def test_where_direct_goes_another_way_is_where_the_probe_says(bench):
+    pool, host = bench.pools(2)
+    backend = Direct(pool, host)
+    layers = pool.layout.layers
+    rows = [backend.rows_of(Extent(0, 0, pages), 0, 0, layers) for pages in (3, layers, layers + 2)]
+    assert [[row.height for row in each] for each in rows[1:]] == [
+        [layers] * layers, [layers + 2] * layers
+    ]  # fmt: skip
+    assert layers == 1
+    big = replace(pool.layout, layers=5)
+    wide = Direct(DevicePool(big, 9, "cpu"), HostPool(big, 9))
+    heights = [
+        [row.height for row in wide.rows_of(Extent(0, 0, pages), 0, 0, 5)] for pages in (4, 5)
+    ]
+    assert heights == [[5] * 4, [5] * 5]
+    pitches = [wide.rows_of(Extent(0, 0, pages), 0, 0, 5)[0].device_pitch for pages in (4, 5)]
+    assert pitches == [9 * big.k_bytes, big.k_bytes]
+    wide.close()
+
+
+@pytest.mark.parametrize(("effort", "visits"), [("quick", 1), ("thorough", 3)])
+def test_copies_are_visited_thrice_where_there_is_time(bench, effort, visits):
+    assert {each.visits for each in TransfersProbe(bench).points(effort)} == {visits}
+    assert {each.visits for each in PeersProbe(["cpu", "cpu"]).points(effort)} == {3}
+
+
+def test_each_visit_has_other_pages(bench):
+    probe = TransfersProbe(bench)
+    lists = [probe._lists(8 * bench.layout.page_bytes, "scattered") for _ in range(2)]
+    assert lists[0] != lists[1]
 
 
 def test_what_is_timed_in_other_pages_comes_into_the_profile(bench, tmp_path):
@@ -260,7 +330,7 @@ def test_interference_is_timed_both_ways(bench):
 def test_copies_between_devices_are_timed_for_each_pair():
     probe = PeersProbe(["cpu", "cpu"])
     points = probe.points("quick")
-    assert [each.at[:2] for each in points] == [(0, 1)] * 5 + [(1, 0)] * 5
+    assert [each.at[:2] for each in points] == [(0, 1)] * 8 + [(1, 0)] * 8
     assert probe.sampler(points[0])() > 0
     probe.close()
     assert PeersProbe(["cpu"]).points("quick") == []

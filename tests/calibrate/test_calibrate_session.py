@@ -120,6 +120,8 @@ def test_a_file_that_is_no_journal_is_told_with_its_line(tmp_path, text):
 class Slow(StubProbe):
     """A probe of five points, each sample of which takes `step_s`."""
 
+    visits = 1
+
     def __init__(self, name: str, clock: list[float], step_s: float, weight: float = 1.0) -> None:
         super().__init__(name, Truth(), ())
         self.clock, self.step_s, self.weight = clock, step_s, weight
@@ -129,7 +131,10 @@ class Slow(StubProbe):
         return {self.name: Described(("x",), "made up")}
 
     def points(self, effort):
-        return [Point(self.name, (number,), "fit", self.weight) for number in range(5)]
+        return [
+            Point(self.name, (number,), "fit", self.weight, visits=self.visits)
+            for number in range(5)
+        ]
 
     def sampler(self, point):
         def act() -> int:
@@ -158,6 +163,131 @@ def test_the_budget_is_kept_and_shared_by_weight(tmp_path):
     assert measured.missing == []
     assert 10 < measured.duration_s < 21
     assert 2 < heavy.calls / light.calls < 6
+
+
+class Wandering(Slow):
+    """A link that is `slower` by half for a second, beginning at `slow_at_s`; a call takes a ms."""
+
+    visits = 3
+
+    def __init__(self, clock: list[float], slow_at_s: float = 1e9, names: str = "copies") -> None:
+        super().__init__(names, clock, 0.001)
+        self.slow_at_s, self.order = slow_at_s, []
+        self.fails_at: tuple[int, ...] = ()
+
+    def points(self, effort):
+        return [
+            Point(self.name, (number,), "fit" if number % 2 else "check", visits=self.visits)
+            for number in range(1, 6)
+        ]
+
+    def sampler(self, point):
+        self.order.append(point.at[0])
+        if len(self.order) in self.fails_at:
+            raise InputError("no such size")
+
+        def act() -> int:
+            self.calls += 1
+            if self.calls == self.fails_after:
+                raise KeyboardInterrupt
+            self.clock[0] += self.step_s
+            slower = self.slow_at_s <= self.clock[0] < self.slow_at_s + 0.009
+            return round(1_000_000 * point.at[0] * (1.5 if slower else 1)) + self.calls % 5
+
+        return act
+
+
+def visiting(probes, tmp_path, clock, budget_s=1e6):
+    journal = Journal(str(tmp_path / "journal"), {})
+    try:
+        return Session(
+            probes, journal, Silent(), effort="thorough", budget_s=budget_s,
+            clock=lambda: clock[0], rule=Rule(1, 3, 60, 0.03),
+        ).run()  # fmt: skip
+    finally:
+        journal.close()
+
+
+def test_points_are_come_back_to_when_all_others_were_visited(tmp_path):
+    clock = [0.0]
+    probe = Wandering(clock)
+    measured = visiting([probe], tmp_path, clock)
+    assert probe.order == 3 * [1, 2, 3, 4, 5]
+    samples = measured.series["copies"].samples
+    assert [each.at for each in samples] == [(number,) for number in range(1, 6)]
+    # Six are needed for an interval, then three in each further visit.
+    assert {len(each.ns) for each in samples} == {12}
+    assert {(each.note, each.width_permille) for each in samples} == {("", 0)}
+    lines = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()][1:]
+    assert [line[7:] for line in lines] == [[2]] * 5 + [[1]] * 5 + [[]] * 5
+    assert all(len(line[4]) in (6, 9, 12) for line in lines)
+
+
+def test_a_slow_moment_is_not_all_that_a_point_sees(tmp_path):
+    once, often = [0.0], [0.0]
+    one = Wandering(once, slow_at_s=0.0075)  # the second point's seven calls, and some
+    one.visits = 1
+    first = visiting([one], tmp_path, once).series["copies"].samples
+    assert [round(each.median_ns / 1e6 / each.at[0], 2) for each in first] == [1, 1.5, 1, 1, 1]
+    assert {each.width_permille for each in first} == {0}  # and nobody could tell
+    (tmp_path / "journal").unlink()
+    samples = (
+        visiting([Wandering(often, slow_at_s=0.0075)], tmp_path, often).series["copies"].samples
+    )
+    widths = {each.at[0]: each.width_permille for each in samples}
+    assert [round(each.median_ns / 1e6 / each.at[0], 2) for each in samples] == [1, 1, 1, 1, 1]
+    # What it is not sure of it says: that point is taken again until it is sure, or to the most.
+    assert len(samples[1].ns) > len(samples[2].ns)
+    assert widths[3] == widths[4] == 0
+
+
+def test_a_stopped_session_goes_on_with_the_visits_that_are_left(tmp_path):
+    clock = [0.0]
+    first = Wandering(clock)
+    first.fails_after = 5 * 7 + 2 * 4 + 2  # in the second visit of the third point
+    stopped = visiting([first], tmp_path, clock)
+    assert stopped.interrupted
+    assert stopped.missing == ["copies: stopped with 5 points to go"]
+    # What there is counts.
+    assert [len(each.ns) for each in stopped.series["copies"].samples] == [9, 9, 6, 6, 6]
+    second = Wandering(clock)
+    whole = visiting([second], tmp_path, clock)
+    assert second.order == [3, 4, 5, 1, 2, 3, 4, 5]
+    assert (whole.missing, whole.interrupted) == ([], False)
+    assert {len(each.ns) for each in whole.series["copies"].samples} == {12}
+    third = Wandering(clock)
+    assert visiting([third], tmp_path, clock).series == whole.series
+    assert third.order == []
+
+
+def test_a_point_that_fails_is_not_come_back_to(tmp_path):
+    clock = [0.0]
+    probe = Wandering(clock)
+    probe.fails_at = (2, 5 + 2)  # the second point at once, the third when it is come back to
+    measured = visiting([probe], tmp_path, clock)
+    assert measured.missing == ["copies@2: no such size", "copies@3: no such size"]
+    assert probe.order == [1, 2, 3, 4, 5, 1, 3, 4, 5, 1, 4, 5]
+    found = {each.at[0]: len(each.ns) for each in measured.series["copies"].samples}
+    assert found == {1: 12, 3: 6, 4: 12, 5: 12}
+
+
+def test_visits_share_a_point_s_time(tmp_path):
+    """As much for three visits as for one, against other probes."""
+    clock = [0.0]
+    often, once = Slow("often", clock, 0.01), Slow("once", clock, 0.01)
+    often.visits = 3
+    run([often, once], tmp_path, clock, 20.0)
+    assert 0.5 < often.calls / once.calls < 2
+
+
+def test_time_that_is_over_between_visits_leaves_what_there_is(tmp_path):
+    clock = [0.0]
+    probe = Wandering(clock)
+    probe.step_s = 0.8
+    measured = visiting([probe], tmp_path, clock, budget_s=1.0)
+    assert measured.late
+    assert measured.missing == ["copies: the time was over with 5 points to go"]
+    assert len(measured.series["copies"].samples) == 5
 
 
 def test_without_time_every_point_is_still_measured_a_little(tmp_path):
