@@ -136,8 +136,15 @@ class Played:
 class Kept(dict[str, Sample]):
     """A journal in memory."""
 
-    def add(self, key: str, sample: Sample) -> None:
-        self[key] = sample
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: dict[str, int] = {}
+
+    def visits_left(self, key: str, visits: int) -> int:
+        return self.left.get(key, visits)
+
+    def add(self, key: str, sample: Sample, left: int = 0) -> None:
+        self[key], self.left[key] = sample, left
 
 
 class Nobody:

@@ -68,7 +68,20 @@ def added(profile: Profile, probe: Peers, path: str, when: str = "today"):
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return load_profile("nvidia-h200")
+    """The shipped machine as it was before it had them."""
+    shipped = load_profile("nvidia-h200")
+    before = shipped.measurement
+    assert before is not None
+    facts = {key: value for key, value in before.facts.items() if key != "peers_measured"}
+    return msgspec.structs.replace(
+        shipped,
+        measurement=msgspec.structs.replace(
+            before,
+            facts=facts,
+            series=tuple(each for each in before.series if each.key != "peers.copy"),
+            fits=tuple(each for each in before.fits if each.series != ("peers.copy",)),
+        ),
+    )
 
 
 # ---------------------------------------------------------------------- the probe
@@ -165,6 +178,16 @@ def test_a_pair_that_is_slower_in_the_middle_does_not_fit():
 
 
 # ---------------------------------------------------------------------- into a profile
+
+
+def test_the_shipped_machine_has_them_of_two_gpus(profile):
+    shipped = load_profile("nvidia-h200")
+    assert dict(sourced(shipped)) == dict(sourced(profile))
+    fits = [each for each in shipped.measurement.fits if each.series == ("peers.copy",)]
+    assert [each.key for each in fits] == ["peers: GPU 0 to GPU 1", "peers: GPU 1 to GPU 0"]
+    samples = shipped.measurement.series[-1].samples
+    # 18 links of 26.6 GB/s carry no more.
+    assert max(each.at[2] / min(each.ns) for each in samples) < 18 * 26.5625
 
 
 def test_they_are_added_and_no_value_changes(profile, tmp_path):
