@@ -98,7 +98,7 @@ def claimed(cached: int) -> Iterator[Row]:
     """
     disk = 288 * MIB
     for block in (4 * MIB, 64 * KIB, KV_PAGE, MIB):
-        yield Row("warm", "auto", block, 16, cached, fio=True)
+        yield Row("warm", "auto", block, 16, cached, fio=True, hot=block == 4 * MIB)
     for workers in (1, 4):
         for block in (64 * KIB, KV_PAGE, MIB):
             yield Row("warm", "auto", block, workers, disk)

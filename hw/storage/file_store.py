@@ -19,7 +19,6 @@ back-end that was asked for is used, or the store does not open.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,10 +96,6 @@ class FileStore:
         self._checksums: Checksums | None = None
         self.file = SlotFile(path, pages, self.slot_bytes, access, room)
         try:
-            if access == "page cache":
-                # What lies behind a page is another prompt's: reading ahead keeps the disk busy
-                # with what nobody asked for.
-                os.posix_fadvise(self.file.fd, 0, 0, os.POSIX_FADV_RANDOM)
             memory = Bounced.memory_for(self.slot_bytes) if self.bounces else host
             self._transport = self._reach(memory, access, workers, depth)
             moves = InPlace(self._transport, self.slot_bytes, request_bytes)

@@ -26,8 +26,18 @@ struct part {
     atomic_llong taken; /* rows that somebody has begun, and those asked for beyond the end */
 };
 
-struct operation {
+struct operation;
+
+struct helper {
+    struct operation *op;
     int fd;
+    pthread_t thread;
+};
+
+struct operation {
+    int fd;         /* the caller's */
+    const int *own; /* one for each helper, in turn: see native.py */
+    int own_count;
     transfer call;
     char *region;
     int64_t step; /* after a short answer it goes on at a multiple of this */
@@ -43,7 +53,7 @@ struct operation {
 
     int64_t fed;
     int started;
-    pthread_t threads[MOST_THREADS];
+    struct helper helpers[MOST_THREADS];
 };
 
 static void fail(struct operation *op, int64_t position, int code) {
@@ -56,10 +66,10 @@ static void fail(struct operation *op, int64_t position, int code) {
     pthread_mutex_unlock(&op->lock);
 }
 
-static void move(struct operation *op, const int64_t *row) {
+static void move(struct operation *op, int fd, const int64_t *row) {
     int64_t position = row[0], memory = row[1], size = row[2];
     while (size) {
-        int64_t done = op->call(op->fd, op->region + memory, size, position);
+        int64_t done = op->call(fd, op->region + memory, size, position);
         if (done < 0) {
             if (errno == EINTR) continue;
             fail(op, position, errno);
@@ -84,18 +94,19 @@ static struct part *after(struct operation *op, struct part *part) {
     return next;
 }
 
-static void work(struct operation *op) {
+static void work(struct operation *op, int fd) {
     struct part *part = NULL;
     while ((part = after(op, part)) != NULL) {
         int64_t row;
         while (!op->failed && (row = atomic_fetch_add(&part->taken, 1)) < part->count)
-            move(op, part->rows + 3 * row);
+            move(op, fd, part->rows + 3 * row);
     }
 }
 
-static void *helper(void *argument) {
-    struct operation *op = argument;
-    work(op);
+static void *help(void *argument) {
+    struct helper *helper = argument;
+    struct operation *op = helper->op;
+    work(op, helper->fd);
     atomic_fetch_add(op->spare, 1);
     return NULL;
 }
@@ -110,8 +121,11 @@ static void start_threads(struct operation *op) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (op->started < MOST_THREADS && op->started < op->fed - 1 &&
            atomic_load(&op->last->taken) < op->last->count) {
+        struct helper *next = &op->helpers[op->started];
+        next->op = op;
+        next->fd = op->own_count ? op->own[op->started % op->own_count] : op->fd;
         if (atomic_fetch_sub(op->spare, 1) <= 0 ||
-            pthread_create(&op->threads[op->started], &attributes, helper, op)) {
+            pthread_create(&next->thread, &attributes, help, next)) {
             atomic_fetch_add(op->spare, 1);
             break;
         }
@@ -121,12 +135,16 @@ static void start_threads(struct operation *op) {
     pthread_attr_destroy(&attributes);
 }
 
-/* `call`: NULL, or what takes the place of pread and pwrite. NULL: no memory. */
-struct operation *begin(int fd, int writes, transfer call, char *region, int64_t step,
-                        atomic_long *spare) {
+/* `own`: further descriptors of the file, as many as `own_count`, until `finish` has returned.
+ * `call`: NULL, or what takes the place of pread and pwrite. NULL: no memory.
+ */
+struct operation *begin(int fd, const int *own, int own_count, int writes, transfer call,
+                        char *region, int64_t step, atomic_long *spare) {
     struct operation *op = calloc(1, sizeof *op);
     if (!op) return NULL;
     op->fd = fd;
+    op->own = own;
+    op->own_count = own_count;
     op->call = call ? call : writes ? (transfer)(void *)pwrite : pread;
     op->region = region;
     op->step = step;
@@ -167,8 +185,8 @@ int finish(struct operation *op, int stop, int64_t *failure) {
     op->closed = 1;
     pthread_cond_broadcast(&op->more);
     pthread_mutex_unlock(&op->lock);
-    work(op);
-    for (int i = 0; i < op->started; i++) pthread_join(op->threads[i], NULL);
+    work(op, op->fd);
+    for (int i = 0; i < op->started; i++) pthread_join(op->helpers[i].thread, NULL);
     int failed = op->failed;
     failure[0] = op->failure[0];
     failure[1] = op->failure[1];

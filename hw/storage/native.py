@@ -8,9 +8,10 @@
 A thread of Python needs the interpreter's lock after every request, or batch of them, and 16 that
 wait for it read small pages at three quarters of what they could. These need it never: an operation
 costs Python one call for each part of its plan. Threads are started for an operation and end with
-it; starting the next one stops as soon as nothing is left to take. Through the page cache one
-thread writes: a file system lets one at a time write to a file, and more of them only get into each
-other's way.
+it; starting the next one stops as soon as nothing is left to take. Through the page cache each
+reading thread has an open file of its own (`SlotFile.open_more`), the last requests are cut small
+(`plan.tapered`), and one thread writes: a file system lets one at a time write to a file, and more
+of them only get into each other's way.
 
 The library is made by `scripts/compile_loop.py` (of `make compiled`) into build/native, under a
 name that holds a hash of its source: an edited source is another library. It is never in the way:
@@ -33,13 +34,14 @@ import numpy as np
 
 from hicache.compiled import SWITCH
 from hw.storage.host import BLOCK_BYTES
-from hw.storage.plan import Requests
+from hw.storage.plan import Requests, tapered
 from hw.storage.slot_file import Access, SlotFile
 
 SOURCE = Path(__file__).with_name("loop.c")
 FOLDER = SOURCE.parents[2] / "build" / "native"
-# Of a page list that is planned first: little, since all threads begin with it at once.
-FIRST_RUNS = 512
+# Of a page list that is planned first: little, since nobody reads meanwhile, and enough
+# for all threads until they are started and the next part is planned.
+FIRST_RUNS = 256
 
 
 def library_path(folder: Path = FOLDER) -> Path:
@@ -53,7 +55,9 @@ def open_library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.begin.restype = pointer
-    library.begin.argtypes = [ctypes.c_int, ctypes.c_int, pointer, pointer, number, pointer]
+    library.begin.argtypes = [
+        ctypes.c_int, pointer, ctypes.c_int, ctypes.c_int, pointer, pointer, number, pointer,
+    ]  # fmt: skip
     library.feed.argtypes = [pointer, pointer, number]
     library.finish.argtypes = [pointer, ctypes.c_int, pointer]
     return library
@@ -87,18 +91,26 @@ class NativeTransport:
         """
         self.at_once = workers
         self._region = region
-        self._writers = 1 if access == "page cache" else workers
+        self._cached = access == "page cache"
+        self._writers = 1 if self._cached else workers
+        more = file.open_more(workers - 1) if self._cached else []
+        self._open_files = 1 + len(more)
         self._directions = [
-            _Direction(library, verb, file, address, access, threads)
-            for verb, threads in (("reading", workers), ("writing", self._writers))
+            _Direction(library, "reading", file, more, address, access, workers),
+            _Direction(library, "writing", file, [], address, access, self._writers),
         ]
 
     def describe(self) -> str:
         """For people."""
-        return f"compiled: {self.at_once} threads for reading, {self._writers} for writing"
+        return (
+            f"compiled: {self.at_once} threads for reading, {self._writers} for writing, "
+            f"{self._open_files} open files"
+        )
 
     def read(self, parts: Iterable[Requests]) -> None:
         """File -> memory. Raises TransferError when nothing is under way any more."""
+        if self._cached:  # a disk wants its requests large
+            parts = tapered(parts, self.at_once)
         self._directions[0].move(parts)
 
     def write(self, parts: Iterable[Requests]) -> None:
@@ -106,7 +118,7 @@ class NativeTransport:
         self._directions[1].move(parts)
 
     def close(self) -> None:
-        """Nothing to let go of: threads end with their operation."""
+        """Nothing to let go of: threads end with their operation, descriptors with the file."""
 
 
 class _Direction:
@@ -116,12 +128,14 @@ class _Direction:
     """By direction, the address of what takes the place of `pread` and `pwrite`: for tests."""
 
     def __init__(
-        self, library: ctypes.CDLL, verb: str, file: SlotFile, address: int, access: Access,
-        workers: int,
+        self, library: ctypes.CDLL, verb: str, file: SlotFile, own: list[int], address: int,
+        access: Access, workers: int,
     ) -> None:  # fmt: skip
+        """`own`: descriptors for the threads; they take the file's if it is empty."""
         self._library = library
         self._verb = verb
         self._file = file
+        self._own = (ctypes.c_int * len(own))(*own)
         self._address = address
         # O_DIRECT goes on at a whole block only.
         self._step_bytes = BLOCK_BYTES if access == "O_DIRECT" else 1
@@ -131,8 +145,9 @@ class _Direction:
         """All requests of all parts: threads work on one while the next is planned."""
         library = self._library
         operation = library.begin(
-            self._file.fd, self._verb == "writing", self.calls.get(self._verb), self._address,
-            self._step_bytes, ctypes.addressof(self._spare),
+            self._file.fd, ctypes.addressof(self._own), len(self._own), self._verb == "writing",
+            self.calls.get(self._verb), self._address, self._step_bytes,
+            ctypes.addressof(self._spare),
         )  # fmt: skip
         if not operation:
             raise MemoryError("no memory for an operation on the L3 file")

@@ -15,7 +15,7 @@ than copying it costs a core.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ ROUND_BYTES = 64 << 10
 # Of a page list that is planned first: little, so that somebody can begin. Each further part is
 # twice as large as the one before it, which is being moved meanwhile.
 PART_RUNS = 2048
+# What larger ones are cut to when they are the last of an operation.
+LAST_REQUEST_BYTES = 1 << 20
 
 
 Runs = NDArray[np.int64]
@@ -84,16 +86,16 @@ def merge(slots: Runs, pages: Runs) -> Extents:
 
     Runs of one list that meet are one run, even where the list names them apart.
     """
-    ends = np.cumsum(slots[:, 1]), np.cumsum(pages[:, 1])
-    totals = [int(each[-1]) if len(each) else 0 for each in ends]
-    assert totals[0] == totals[1], "page lists of different lengths"
-    if not totals[0]:
-        return np.empty((0, 3), np.int64)
-    if np.array_equal(*ends):
+    if len(slots) == len(pages) and bool((slots[:, 1] == pages[:, 1]).all()):
         made = np.empty((3, len(pages)), np.int64).T
         made[:, 0], made[:, 1:] = slots[:, 0], pages
     else:
         # Both lists cut wherever either has a cut.
+        ends = np.cumsum(slots[:, 1]), np.cumsum(pages[:, 1])
+        totals = [int(each[-1]) if len(each) else 0 for each in ends]
+        assert totals[0] == totals[1], "page lists of different lengths"
+        if not totals[0]:
+            return np.empty((0, 3), np.int64)
         cuts = np.union1d(*ends)
         begins = np.concatenate(([0], cuts[:-1]))
         made = np.empty((len(cuts), 3), np.int64)
@@ -101,13 +103,14 @@ def merge(slots: Runs, pages: Runs) -> Extents:
             run = np.searchsorted(its_ends, begins, side="right")
             made[:, column] = runs[run, 0] + begins - (its_ends[run] - runs[run, 1])
         made[:, 2] = cuts - begins
-    if made[:, 2].min() < 1:
+    if len(made) and made[:, 2].min() < 1:
         made = made[made[:, 2] > 0]  # empty runs make empty pieces
     slot, page, length = made.T
-    begins = np.ones(len(made), np.bool_)
-    begins[1:] = (np.diff(slot) != length[:-1]) | (np.diff(page) != length[:-1])
-    if begins.all():
+    meets = slot[1:] == slot[:-1] + length[:-1]
+    meets &= page[1:] == page[:-1] + length[:-1]
+    if not meets.any():
         return made
+    begins = np.concatenate(([True], ~meets))
     firsts = np.flatnonzero(begins)
     lengths = np.add.reduceat(length, firsts)
     made = made[firsts]
@@ -130,9 +133,8 @@ def requests(extents: Extents, page_bytes: int, most_bytes: int, fence_bytes: in
     """
     whole = extents * page_bytes
     memory, size = whole[:, 1], whole[:, 2]
-    across = memory // fence_bytes != (memory + size - 1) // fence_bytes
-    if not (across | (size > most_bytes)).any():
-        return whole
+    if not (memory // fence_bytes != (memory + size - 1) // fence_bytes).any():
+        return cut(whole, most_bytes)
     made: list[tuple[int, int, int]] = []
     for position, memory, left in whole.tolist():
         while left:
@@ -140,3 +142,31 @@ def requests(extents: Extents, page_bytes: int, most_bytes: int, fence_bytes: in
             made.append((position, memory, size))
             position, memory, left = position + size, memory + size, left - size
     return np.array(made, np.int64).reshape(-1, 3)
+
+
+def cut(requests: Requests, most_bytes: int) -> Requests:
+    """The same in requests of at most `most_bytes`."""
+    pieces = -(-requests[:, 2] // most_bytes)
+    if not len(requests) or pieces.max() == 1:
+        return requests
+    made = np.repeat(requests, pieces, axis=0)
+    firsts = np.repeat(np.cumsum(pieces) - pieces, pieces)
+    done_bytes = (np.arange(len(made)) - firsts) * most_bytes
+    made[:, :2] += done_bytes[:, None]
+    made[:, 2] = np.minimum(made[:, 2] - done_bytes, most_bytes)
+    return made
+
+
+def tapered(parts: Iterable[Requests], at_once: int) -> Iterator[Requests]:
+    """All requests, of which the last `at_once` are no larger than LAST_REQUEST_BYTES: so that all
+    that are served together end together. Of 16 threads one that copies 4 MiB last would be alone
+    with it for as long as all of them take for 64.
+    """
+    held: Requests = np.empty((0, 3), np.int64)
+    for part in parts:
+        some = np.concatenate((held, part)) if len(held) else part
+        large = len(some) and some[:, 2].max() > LAST_REQUEST_BYTES
+        end = max(0, len(some) - at_once) if large else len(some)
+        yield some[:end]
+        held = some[end:]
+    yield cut(held, LAST_REQUEST_BYTES)

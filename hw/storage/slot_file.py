@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import stat
 import tempfile
 import time
@@ -60,13 +61,17 @@ class SlotFile:
         else:
             self.fd, self.path = _take(path)
         ours = os.fstat(self.fd)
+        self.more_fds: list[int] = []
+        name = self.path if self.temporary else None
         self._close = weakref.finalize(
-            self, _release, self.fd, ours, self.path if self.temporary else None, os.getpid()
+            self, _release, self.fd, self.more_fds, ours, name, os.getpid()
         )
         try:
             self._allocate(room)
             if access == "O_DIRECT":
                 _bypass_cache(self.fd, self.path)
+            else:
+                _expect_no_order(self.fd)
         except BaseException:
             self.close()
             raise
@@ -80,6 +85,27 @@ class SlotFile:
     def close(self) -> None:
         """Close the file, and with it the lock; remove it if it has a name of its own."""
         self._close()
+
+    def open_more(self, count: int) -> list[int]:
+        """Descriptors for reading through the page cache: `count` more open files of this file, in
+        `more_fds` and closed with it. They are for threads that read at once: the kernel counts the
+        users of an open file, and cores that count in one place wait for one another. No lock is
+        theirs. Fewer, where there is no /proc, no permission, or half of the descriptors that this
+        process may have are in use.
+        """
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        ours = os.fstat(self.fd)
+        for _ in range(count):
+            try:
+                fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY)
+            except OSError:
+                break
+            if fd >= most or not os.path.samestat(os.fstat(fd), ours):
+                os.close(fd)
+                break
+            self.more_fds.append(fd)
+            _expect_no_order(fd)
+        return self.more_fds
 
     def check(self, verb: str) -> None:
         """Whether the file is still the one that was opened. Raises TransferError.
@@ -257,6 +283,13 @@ def _bypass_cache(fd: int, path: Path) -> None:
         ) from error
 
 
+def _expect_no_order(fd: int) -> None:
+    """What lies behind a page is another prompt's: reading ahead keeps the disk busy with what
+    nobody asked for.
+    """
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+
 def _is_at(path: Path, status: os.stat_result) -> bool:
     """Whether `path` still names that file."""
     try:
@@ -265,13 +298,18 @@ def _is_at(path: Path, status: os.stat_result) -> bool:
         return False
 
 
-def _release(fd: int, ours: os.stat_result, path: Path | None, process: int) -> None:
+def _release(
+    fd: int, more_fds: list[int], ours: os.stat_result, path: Path | None, process: int
+) -> None:
     """Close and remove, once: at `close`, when the object is forgotten, or at the exit of the
     process that opened the file (not of one that it forked).
     """
     ours_to_end = os.getpid() == process
     if path is not None and ours_to_end and _is_at(path, ours):
         path.unlink(missing_ok=True)
+    for more in more_fds:
+        with suppress(OSError):
+            os.close(more)
     with suppress(OSError):  # closed underneath: nothing is left to do
         if ours_to_end:  # an io_uring that is being taken down may hold the file a little longer
             fcntl.flock(fd, fcntl.LOCK_UN)

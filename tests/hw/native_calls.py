@@ -44,6 +44,32 @@ def compiled_loop(folder: Path) -> ctypes.CDLL:
     return native.open_library(native.library_path(folder))
 
 
+def loop_with(folder: Path, create: str) -> ctypes.CDLL:
+    """The library, with `create` before each start of a thread: C, which may return why not.
+    `asked` counts them.
+    """
+    compiled_loop(folder)
+    source, made = folder / "with.c", folder / "with.so"
+    source.write_text(f"""
+        #define _GNU_SOURCE
+        #include <errno.h>
+        #include <pthread.h>
+        #include <stdatomic.h>
+        atomic_int asked;
+        static int create(pthread_t *id, const pthread_attr_t *how, void *(*act)(void *),
+                          void *op) {{
+            asked++;
+            {create}
+            return pthread_create(id, how, act, op);
+        }}
+        #define pthread_create create
+        #include "{native.SOURCE}"
+    """)
+    command = ["cc", "-O2", "-shared", "-fPIC", "-pthread", str(source), "-o", str(made)]
+    subprocess.run(command, check=True)
+    return native.open_library(made)
+
+
 def replace_calls(patch: pytest.MonkeyPatch, acts: dict[str, Act]) -> None:
     """`acts` by "reading" and "writing" take the place of `pread` and `pwrite`."""
     libc = ctypes.CDLL(None, use_errno=True)

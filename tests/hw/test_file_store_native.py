@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import gc
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 import test_file_store_contract as contract
 from file_store_helpers import content, fill, runs
-from native_calls import compile_to, compiled_loop, replace_calls
+from native_calls import compile_to, compiled_loop, loop_with, replace_calls
 
 from hicache.errors import TransferError
 from hw.storage import native
@@ -206,6 +208,104 @@ def test_threads_are_bounded_and_end_with_their_operation(tmp_path, use_it, inst
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/task")) <= before
     store.close()
+
+
+@pytest.mark.parametrize("refused", ["1", "asked > 1", "asked % 2", "asked % 3 == 0"])
+def test_threads_that_cannot_be_started_are_done_without(tmp_path, monkeypatch, instead, refused):
+    library = loop_with(tmp_path, f"if ({refused}) return EAGAIN;")
+    monkeypatch.setattr("hw.storage.file_store.library", lambda: library)
+    store, host = open_store(tmp_path, 200, workers=16)
+    pages = content(host)
+    store.write(((0, 200),), ((0, 200),))
+
+    def act(real, fd, address, size, position) -> int:
+        time.sleep(0.001)
+        return real(fd, address, size, position)
+
+    instead(act)
+    order = random.Random(1).sample(range(200), 200)
+    store.read(runs(order), runs(200 + page for page in order))
+    assert content(host)[200:] == pages[:200]
+    transport = store._transport
+    assert isinstance(transport, native.NativeTransport)
+    assert transport._directions[0]._spare.value == 15, "one that was never started counts"
+    assert ctypes.c_int.in_dll(library, "asked").value >= 1
+    store.close()
+
+
+def test_each_reading_thread_has_an_open_file_of_its_own(tmp_path, use_it, instead):
+    store, _ = open_store(tmp_path, 40)
+    assert "4 open files" in store.describe()
+    used: dict[str, set[tuple[int, int]]] = {"reading": set(), "writing": set()}
+    now = "writing"
+
+    def act(real, fd, address, size, position) -> int:
+        used[now].add((threading.get_native_id(), fd))
+        time.sleep(0.005)
+        return real(fd, address, size, position)
+
+    instead(act)
+    store.write(runs(range(0, 40, 2)), runs(range(0, 40, 2)))
+    now = "reading"
+    store.read(runs(range(0, 40, 2)), runs(range(40, 80, 2)))
+    assert used["writing"] == {(threading.get_native_id(), store.file.fd)}
+    assert (threading.get_native_id(), store.file.fd) in used["reading"]
+    threads, files = (set(column) for column in zip(*used["reading"], strict=True))
+    assert len(used["reading"]) == len(threads) == len(files) > 1
+    assert files <= {store.file.fd, *store.file.more_fds}
+    store.close()
+
+
+def refuse(*arguments) -> int:
+    raise PermissionError(13, "Permission denied")
+
+
+def another(path, flags, *mode) -> int:
+    return os.memfd_create("another")
+
+
+@pytest.mark.parametrize("instead_of_open", [refuse, another])
+def test_where_the_file_cannot_be_opened_again_all_threads_share_it(
+    tmp_path, use_it, monkeypatch, instead_of_open
+):
+    real = os.open
+
+    def opening(path, flags, *rest, **named) -> int:
+        if str(path).startswith("/proc/self/fd/"):
+            return instead_of_open(path, flags)
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", opening)
+    before = len(os.listdir("/proc/self/fd"))
+    store, host = open_store(tmp_path, 40)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert ", 1 open files" in store.describe()
+    pages = content(host)
+    store.write(((0, 40),), ((0, 40),))
+    store.read(runs(range(39, -1, -1)), ((40, 40),))
+    assert content(host)[40:] == pages[39::-1]
+    store.close()
+
+
+def test_no_more_than_half_of_the_descriptors_are_taken(tmp_path, use_it):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * used + 20, hard))
+    try:
+        store, _ = open_store(tmp_path, 4, workers=200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert 0 < len(store.file.more_fds) <= used + 10
+    store.close()
+
+
+def test_a_store_that_is_forgotten_leaves_no_descriptor_either(tmp_path, use_it):
+    before = len(os.listdir("/proc/self/fd"))
+    store, _ = open_store(tmp_path, 4)
+    assert len(os.listdir("/proc/self/fd")) == before + 4
+    del store
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_one_request_takes_no_thread(tmp_path, use_it, instead):

@@ -17,6 +17,7 @@ from hicache.allocator import extents as count_extents
 from hw.storage import plan
 from hw.storage.crew import Crew
 from hw.storage.plan import (
+    LAST_REQUEST_BYTES,
     ROUND_BYTES,
     SMALLEST_REQUEST_BYTES,
     as_array,
@@ -24,6 +25,7 @@ from hw.storage.plan import (
     merge,
     request_size,
     requests,
+    tapered,
 )
 
 
@@ -120,6 +122,36 @@ def test_requests_cover_the_extents_once_and_keep_to_both_limits(extents, page, 
         else:
             glued.append([position, memory, size])
     assert glued == wanted
+
+
+def glued(rows: list[list[int]]) -> list[list[int]]:
+    """Rows that go on where the one before them ended, as one."""
+    made: list[list[int]] = []
+    for position, memory, size in rows:
+        last = made[-1] if made else [0, 0, -1]
+        if [last[0] + last[2], last[1] + last[2]] == [position, memory]:
+            last[2] += size
+        else:
+            made.append([position, memory, size])
+    return made
+
+
+@pytest.mark.parametrize("size", [4096, 65536, 1 << 20, 4 << 20, (4 << 20) + 4096])
+@pytest.mark.parametrize("counts", [[], [0], [1], [3], [4], [9], [3, 0, 2], [64, 128, 96], [9, 1]])
+def test_the_last_requests_are_cut_and_none_is_lost(counts, size):
+    total = sum(counts)
+    rows = np.full((total, 3), size, np.int64)
+    rows[:, 0], rows[:, 1] = np.arange(total) * (size + 512), np.arange(total)[::-1] * (size + 512)
+    made = list(tapered(np.split(rows, np.cumsum(counts)[:-1]) if counts else [], 4))
+    together = [row for part in made for row in part.tolist()]
+    assert glued(together) == rows.tolist()
+    whole = sum(row[2] == size for row in together)
+    assert whole == (max(0, total - 4) if size > LAST_REQUEST_BYTES else total)
+    assert all(row[2] <= LAST_REQUEST_BYTES for row in together[whole:])
+    # A part is there before the next one is asked for: all of it but what may be the last.
+    for i, part in enumerate(made[:-1]):
+        least = sum(counts[: i + 1]) - (4 if size > LAST_REQUEST_BYTES else 0)
+        assert sum(map(len, made[:i])) + len(part) >= least
 
 
 @given(st.integers(1, 1 << 34), st.integers(1, 64), st.sampled_from([1 << 20, 4 << 20, 1 << 26]))
