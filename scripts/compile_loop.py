@@ -1,11 +1,12 @@
-"""Makes the compiled loop of L3 files: hw/storage/loop.c into one library in build/native.
+"""Makes what is compiled from C: the loop of L3 files (hw/storage/loop.c), and the front of copies
+between L1 and L2 (hw/transfers/front.c), each into a library in build/native.
 
     make compiled, or .venv/bin/python scripts/compile_loop.py
 
-It takes a C compiler, and a second. A library of this very source is left alone. Exit code 1, and
-one line that says why: there is none, and Python's threads read and write as before.
+It takes a C compiler, and a second. A library of its very source is left alone. Exit code 1, and a
+line that says why: there is none, and Python does the same.
 
-What it is for stands in `hw.storage.native`.
+What they are for stands in `hw.storage.native` and `hw.transfers.front`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from hw.storage import native  # noqa: E402
+from hw.transfers import front_native  # noqa: E402
 
 FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", "-D_FILE_OFFSET_BITS=64", "-Wall")
 
@@ -33,34 +36,41 @@ class NotPossible(Exception):
 
 
 def main() -> int:
-    """Make it, if need be; returns the exit code."""
+    """Make them, if need be; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--folder", type=Path, default=native.FOLDER)
-    path = native.library_path(parser.parse_args().folder)
-    try:
-        said = "up to date" if path.exists() else "made"
-        if said == "made":
-            make(path)
-    except NotPossible as reason:
-        print(f"No compiled loop for L3 files: {reason}. Small pages are read more slowly.")
-        return 1
-    print(f"compiled loop for L3 files: {said}")
-    return 0
+    folder = parser.parse_args().folder
+    code = 0
+    for module, name, without in (
+        (native, "loop for L3 files", "Small pages are read more slowly."),
+        (front_native, "front of copies", "Small copies take longer."),
+    ):
+        path = module.library_path(folder)
+        try:
+            said = "up to date" if path.exists() else "made"
+            if said == "made":
+                make(module.SOURCE, path, module.open_library)
+        except NotPossible as reason:
+            print(f"No compiled {name}: {reason}. {without}")
+            code = 1
+        else:
+            print(f"compiled {name}: {said}")
+    return code
 
 
-def make(path: Path) -> None:
+def make(source: Path, path: Path, load: Callable[[Path], object]) -> None:
     """Compile to `path`; nothing is seen there before it loads. Raises NotPossible."""
     if not sys.platform.startswith("linux"):
         raise NotPossible("it is made on Linux only")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [*_compiler(), *FLAGS, str(native.SOURCE), "-o", str(made)]
+        command = [*_compiler(), *FLAGS, str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NotPossible(f"the C compiler fails: {_last_line(done.stderr)}")
         try:
-            native.open_library(made)
+            load(made)
         except OSError as error:
             raise NotPossible(f"it does not load: {error}") from error
         made.rename(path)

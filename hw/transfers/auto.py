@@ -128,7 +128,8 @@ class Auto:
         inputs: Iterable[Mark] = (),
     ) -> Copied:
         """As `TransferBackend.copy`."""
-        lists = lists_of(direction, source, target)
+        # All candidates have one queue, so what one has read the others can use.
+        lists = next(iter(self.candidates.values())).read(direction, source, target)
         other = self.traffic.enter(direction)
         try:
             self.picked = self.pick(direction, lists, other, self._names)

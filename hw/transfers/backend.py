@@ -19,6 +19,8 @@ from typing import NamedTuple
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool, KvLayout
 from hw.transfers.driver import Direction, Driver
+from hw.transfers.front import front_of
+from hw.transfers.front_native import Plan
 from hw.transfers.layerwise import LayerLoad
 from hw.transfers.lists import Extent, Lists
 from hw.transfers.queues import Mark, Queue, make_queue
@@ -34,7 +36,11 @@ class Copied(NamedTuple):
 
 
 class TransferBackend(ABC):
-    """One way of moving pages between a device pool and a host pool of the same layout."""
+    """One way of moving pages between a device pool and a host pool of the same layout.
+
+    `_plan`: what the compiled front does for it; None: nothing. Where there is no front, or it
+    refuses, `_move` enqueues the same pages from here.
+    """
 
     name = ""
 
@@ -53,6 +59,8 @@ class TransferBackend(ABC):
         self.driver = driver
         self.queue: Queue = queue or make_queue(device_pool.device, driver)
         self._lock = self.queue.lock
+        self._front = front_of(self.queue, device_pool, host_pool, driver)
+        self._plan: Plan | None = None
 
     def copy(
         self,
@@ -66,7 +74,14 @@ class TransferBackend(ABC):
         It begins after what the calling thread's current stream was given, and after `inputs`.
         Raises TransferError if the device refuses; RuntimeError if it is lost.
         """
-        return self.copy_lists(direction, lists_of(direction, source, target), inputs)
+        return self.copy_lists(direction, self.read(direction, source, target), inputs)
+
+    def read(self, direction: Direction, source: PageRuns, target: PageRuns) -> Lists:
+        """The two lists, for `copy_lists`."""
+        if self._front is None:
+            return lists_of(direction, source, target)
+        device, host = (source, target) if direction == "d2h" else (target, source)
+        return self._front.read(device, host)
 
     def copy_lists(self, direction: Direction, lists: Lists, inputs: Iterable[Mark] = ()) -> Copied:
         """`copy`, for who has cut the lists already."""
@@ -75,6 +90,9 @@ class TransferBackend(ABC):
             if not lists.pages:
                 return Copied(0, 0)
             try:
+                at_once_ns = self._move_at_once(direction, lists)
+                if at_once_ns is not None:
+                    return Copied(at_once_ns, setup_ns)
                 self.queue.start()
                 setup_ns += self._move(direction, lists)
                 return Copied(self.queue.stop(), setup_ns)
@@ -110,6 +128,12 @@ class TransferBackend(ABC):
             self._lock.release()
             raise
         return load
+
+    def _move_at_once(self, direction: Direction, lists: Lists) -> int | None:
+        """The whole copy by the compiled front; the device's time in ns, None if it refuses."""
+        if self._front is None or self._plan is None:
+            return None
+        return self._front.run(self._plan, direction, lists)
 
     @abstractmethod
     def _move(self, direction: Direction, lists: Lists) -> int:

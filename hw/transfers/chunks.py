@@ -72,6 +72,11 @@ class Cutter:
             for each in (WHOLE_BYTES, HEAD_BYTES, TAIL_BYTES)
         )
 
+    @property
+    def limits(self) -> tuple[int, int, int]:
+        """In pages: what is one chunk, the first one, and a load's last one, at most."""
+        return self._whole_pages, self._head_pages, self._tail_pages
+
     def borders(self, direction: Direction, pages: int) -> list[int]:
         """Where chunks begin in the lists, and the end."""
         if pages <= self._whole_pages:

@@ -21,6 +21,7 @@ from hicache.errors import InputError
 from hw.pools import DevicePool, HostPool
 from hw.transfers.backend import TransferBackend
 from hw.transfers.driver import Direction, Driver
+from hw.transfers.front_native import Plan
 from hw.transfers.layerwise import LayerLoad
 from hw.transfers.lists import Extent, Lists
 from hw.transfers.queues import Batch, Queue, Rows
@@ -65,6 +66,8 @@ class Direct(TransferBackend):
             if driver is not None and not driver.copies_batches:
                 raise InputError("this CUDA driver copies no batches (12.8 and later do)")
         self._pieces = pieces
+        if pieces == "rows" and self._front is not None and self._front.copies_rows:
+            self._plan = Plan.of("rows")
         self._parts = [
             _Part(
                 self.layout.piece_bytes(part),

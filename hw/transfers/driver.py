@@ -103,7 +103,7 @@ class Driver:
 
     def register(self, address: int, size_bytes: int) -> None:
         """Pin memory and map it for the device, at the same address. Raises InputError."""
-        self._enter()
+        self.enter()
         try:
             self._call(
                 "cuMemHostRegister_v2",
@@ -126,15 +126,15 @@ class Driver:
 
     def unregister(self, address: int) -> None:
         """Undo `register`."""
-        self._enter()
+        self.enter()
         self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
         """Enqueue one copy. Addresses are the host's and the device's alike."""
-        self._enter()
+        self.enter()
         code = self._copy(target, source, size_bytes, stream)
         if code:
-            self._refuse("cuMemcpyAsync", code)
+            self.refuse("cuMemcpyAsync", code)
 
     def rows(
         self,
@@ -159,14 +159,14 @@ class Driver:
         self, direction: Direction, rows: RowCopy, device: int, host: int, stream: int
     ) -> None:
         """Enqueue the copy of rows that begin at these addresses."""
-        self._enter()
+        self.enter()
         if direction == "h2d":
             rows.source_host, rows.target_device = host, device
         else:
             rows.source_device, rows.target_host = device, host
         code = self._copy_rows(ctypes.byref(rows), stream)
         if code:
-            self._refuse("cuMemcpy2DAsync_v2", code)
+            self.refuse("cuMemcpy2DAsync_v2", code)
 
     def copy_batch(self, targets: int, sources: int, sizes: int, count: int, stream: int) -> None:
         """Enqueue many copies, in no order among themselves.
@@ -176,7 +176,7 @@ class Driver:
         """
         if self._batch is None:
             raise InputError("this CUDA driver copies no batches (12.8 and later do)")
-        self._enter()
+        self.enter()
         # The same attributes for all, from the first copy on.
         attributes, first = ctypes.byref(_IN_ORDER), ctypes.byref(_FIRST)
         arguments = [targets, sources, sizes, count, attributes, first, 1]
@@ -184,31 +184,31 @@ class Driver:
             arguments.append(ctypes.byref(ctypes.c_size_t(0)))
         code = self._copy_batch(*arguments, stream)
         if code:
-            self._refuse(self._batch, code)
+            self.refuse(self._batch, code)
 
     def launch(
         self, function: int, programs: int, threads: int, shared_bytes: int, stream: int,
         arguments: ctypes.Array[ctypes.c_void_p],
     ) -> None:  # fmt: skip
         """Launch a kernel. arguments: the address of each argument; they are read at once."""
-        self._enter()
+        self.enter()
         code = self._launch(
             function, programs, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, None
         )
         if code:
-            self._refuse("cuLaunchKernel", code)
+            self.refuse("cuLaunchKernel", code)
 
     def is_idle(self, stream: int) -> bool:
         """Whether a stream has done all it was given."""
-        self._enter()
+        self.enter()
         code = self._query(stream)
         if code not in (0, _NOT_READY):
-            self._refuse("cuStreamQuery", code)
+            self.refuse("cuStreamQuery", code)
         return not code
 
     def make_event(self) -> int:
         """A new event that takes times. It lasts as long as the process."""
-        self._enter()
+        self.enter()
         made = ctypes.c_void_p()
         self._call("cuEventCreate", ctypes.byref(made), ctypes.c_uint(0))
         assert made.value is not None
@@ -216,22 +216,37 @@ class Driver:
 
     def record(self, event: int, stream: int) -> None:
         """Let an event happen at this point of a stream."""
-        self._enter()
+        self.enter()
         code = self._record(event, stream)
         if code:
-            self._refuse("cuEventRecord", code)
+            self.refuse("cuEventRecord", code)
 
     def elapsed_ns(self, begin: int, end: int) -> int:
         """Block until `end` has happened; the device's time between the two."""
-        self._enter()
+        self.enter()
         code = self._await(end)
         if code:
-            self._refuse("cuEventSynchronize", code)
+            self.refuse("cuEventSynchronize", code)
         time_ms = ctypes.c_float()
         code = self._elapsed(ctypes.byref(time_ms), begin, end)
         if code:
-            self._refuse(self._elapsed_name, code)
+            self.refuse(self._elapsed_name, code)
         return round(time_ms.value * 1e6)
+
+    def addresses(self) -> tuple[tuple[int | None, ...], bool]:
+        """Where the calls are that a front makes (`hw.transfers.front`), and whether a batch says
+        which of its copies failed.
+        """
+        names = (
+            "cuMemcpyAsync", "cuMemcpy2DAsync_v2", self._batch, "cuLaunchKernel", "cuEventRecord",
+            "cuStreamWaitEvent", "cuEventSynchronize", self._elapsed_name,
+        )  # fmt: skip
+        found = [
+            None if name is None
+            else ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
+            for name in names
+        ]  # fmt: skip
+        return tuple(found), self._batch_has_fail_index
 
     def _bind(self, locked: ctypes.PyDLL) -> None:
         """The calls that are made often, with their arguments' types; `locked`: the same library,
@@ -271,7 +286,8 @@ class Driver:
                 return name, has_fail_index
         return None, False
 
-    def _enter(self) -> None:
+    def enter(self) -> None:
+        """Make the device's context current in this thread."""
         if not getattr(self._threads, "entered", False):
             self._call("cuCtxSetCurrent", self._context)
             self._threads.entered = True
@@ -279,9 +295,10 @@ class Driver:
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
-            self._refuse(name, code)
+            self.refuse(name, code)
 
-    def _refuse(self, name: str, code: int) -> NoReturn:
+    def refuse(self, name: str, code: int) -> NoReturn:
+        """Raise what the failed call `name` means: RuntimeError if the device is lost."""
         text = ctypes.c_char_p()
         self._library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
         message = f"{name}: {(text.value or b'error').decode()} ({code})"

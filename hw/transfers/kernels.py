@@ -172,9 +172,13 @@ class Mover:
         self._layers = pool.layout.layers
         self._warps = warps
         self._device_address = pool.address
-        self._pool = (pool.pages, self._layers * pool.pages * self.shape.k_words)
+        self.pool = (pool.pages, self._layers * pool.pages * self.shape.k_words)
         self._word_bytes = self.shape.bits // 8
         self._compiled: dict[tuple[bool, bool, bool], _Compiled | None] = {}
+
+    def compiled(self, direction: Direction, *, dense: bool) -> "_Compiled | None":
+        """The version for packed pages 0 .. count - 1, or by their list; None: not compiled yet."""
+        return self._compiled.get((direction == "h2d", dense, True))
 
     def move(
         self,
@@ -206,7 +210,7 @@ class Mover:
         if programs is None or programs > tiles:
             programs = tiles
         numbers = (
-            first, count, layer_first, layer_count, *self._pool,
+            first, count, layer_first, layer_count, *self.pool,
             packed_stride_bytes // self._word_bytes,
         )  # fmt: skip
         addresses = (self._device_address, packed_address)
@@ -246,9 +250,9 @@ class _Compiled:
     def __init__(self, kernel: Any, warps: int, letters: list[str]) -> None:
         """letters: the arguments' types, as `struct` names them."""
         self._kernel = kernel  # keeps the code loaded
-        self._function: int = kernel.function
-        self._shared_bytes: int = kernel.metadata.shared
-        self._threads = 32 * warps
+        self.function: int = kernel.function
+        self.shared_bytes: int = kernel.metadata.shared
+        self.threads = 32 * warps
         # Each argument at its own alignment, as in C; the driver reads them when it is called.
         self._packing = struct.Struct("".join(letters))
         self._buffer = ctypes.create_string_buffer(self._packing.size)
@@ -276,5 +280,5 @@ class _Compiled:
     def launch(self, queue: CudaQueue, programs: int, arguments: tuple[int, ...]) -> None:
         self._packing.pack_into(self._buffer, 0, *arguments)
         queue.driver.launch(
-            self._function, programs, self._threads, self._shared_bytes, queue.handle, self._places
+            self.function, programs, self.threads, self.shared_bytes, queue.handle, self._places
         )

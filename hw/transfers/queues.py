@@ -19,12 +19,15 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from hw.transfers.driver import Direction, Driver, RowCopy
+
+if TYPE_CHECKING:
+    from hw.transfers.front import Front
 
 Numbers: TypeAlias = "np.ndarray | array[int]"
 
@@ -125,6 +128,7 @@ class CudaQueue:
         # Shapes of rows that were copied before: a model has few.
         self._rows: dict[tuple[str | int, ...], RowCopy] = {}
         self._listed: tuple[torch.Tensor, np.ndarray, torch.Tensor] | None = None
+        self.front: Front | None = None  # what does whole operations on this queue, if there is one
 
     def after_caller(self) -> None:
         """Wait, on the device, for what the calling thread's current stream has been given."""

@@ -29,17 +29,16 @@ from hw.transfers.backend import TransferBackend
 from hw.transfers.chunks import Chunk, Cutter
 from hw.transfers.direct import send
 from hw.transfers.driver import Direction, Driver
+from hw.transfers.front_native import BUFFERS, Plan
 from hw.transfers.host_copy import HostCopier
 from hw.transfers.kernels import Mover
 from hw.transfers.layerwise import LayerLoad
 from hw.transfers.lists import Lists
-from hw.transfers.queues import Batch, Listed, Mark, Queue, make_queue
+from hw.transfers.queues import Batch, CudaQueue, Listed, Mark, Queue, make_queue
 from hw.transfers.work_buffers import WorkBuffers
 
 # Long enough that what lies between two DMAs, 4 us, does not count.
 CHUNK_BYTES = 32 << 20
-# Four: a scatter that waits for the model's kernels must not hold up the DMAs behind it.
-BUFFERS = 4
 # A DMA of its own costs about two microseconds, half of one in a batch; in that time 128 KiB, or
 # 32, cross a Gen5 link.
 RUN_BYTES, RUN_BYTES_IN_BATCH = 128 << 10, 32 << 10
@@ -82,6 +81,13 @@ class Staged(TransferBackend):
         self._ran: Mark | None = None
         self._freed: list[Mark | None] = [None] * buffers
         self._copier = HostCopier(copy_threads or min(8, os.cpu_count() or 1))
+        # The front has as many buffers, and makes a DMA of every run.
+        if self._front is not None and buffers == BUFFERS and run_bytes <= self._stride:
+            assert isinstance(self._beside, CudaQueue)
+            self._plan = plan = Plan.of("staged")
+            plan.side, plan.chunk_pages = self._beside.handle, chunk_pages
+            plan.whole_pages, plan.head_pages, plan.tail_pages = self.cutter.limits
+            plan.row_pages = self._front.row_pages()
 
     def close(self) -> None:
         """Give the buffers back."""
@@ -97,7 +103,11 @@ class Staged(TransferBackend):
     def _move(self, direction: Direction, lists: Lists) -> int:
         setup_ns = self.buffers.prepare_work(self.queue)
         borders = self.cutter.borders(direction, lists.pages)
-        return setup_ns + (self._store if direction == "d2h" else self._load)(lists, borders)
+        setup_ns += (self._store if direction == "d2h" else self._load)(lists, borders)
+        if self._plan is not None:
+            self._plan.work_address = self.buffers.work_address(0)
+            self._plan.learn(self._mover, dense=True)
+        return setup_ns
 
     def _store(self, lists: Lists, borders: list[int]) -> int:
         (listed,) = self.queue.upload(lists.arrays().device)

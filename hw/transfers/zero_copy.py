@@ -17,6 +17,7 @@ from hicache.errors import TransferError
 from hw.pools import DevicePool, HostPool
 from hw.transfers.backend import Copied, TransferBackend
 from hw.transfers.driver import Direction, Driver
+from hw.transfers.front_native import Plan
 from hw.transfers.kernels import TILE_BYTES, WARPS, Mover, tiling
 from hw.transfers.layerwise import LayerLoad
 from hw.transfers.lists import Lists
@@ -45,6 +46,8 @@ class ZeroCopy(TransferBackend):
         # The interpreter's programs run one after the other and cost by the program.
         self.programs = programs if driver is not None else 1
         self._mover = Mover(device_pool, tiling(self.layout, tile_bytes), warps)
+        if self._front is not None:
+            self._plan = Plan.of("zero_copy")
 
     def copy_listed(
         self,
@@ -73,7 +76,10 @@ class ZeroCopy(TransferBackend):
 
     def _move(self, direction: Direction, lists: Lists) -> int:
         layers = (0, self.layout.layers)
-        return self._launch(direction, self.queue.upload(*lists.arrays()), layers)
+        setup_ns = self._launch(direction, self.queue.upload(*lists.arrays()), layers)
+        if self._plan is not None:
+            self._plan.learn(self._mover, dense=False, programs=self.programs)
+        return setup_ns
 
     def _move_layers(self, lists: Lists, load: LayerLoad) -> int:
         listed, setup_ns = self.queue.upload(*lists.arrays()), 0

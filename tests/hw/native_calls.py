@@ -1,4 +1,6 @@
-"""For tests of the compiled loop: make it, and put something in the place of its system calls."""
+"""For tests of what is compiled from C: make it, and put something in the place of the system calls
+of the loop of L3 files.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import pytest
 from file_store_helpers import ROOT, environment
 
 from hw.storage import native
+from hw.transfers import front_native
 
 CALL = ctypes.CFUNCTYPE(
     ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64,
@@ -68,6 +71,13 @@ def loop_with(folder: Path, create: str) -> ctypes.CDLL:
     command = ["cc", "-O2", "-shared", "-fPIC", "-pthread", str(source), "-o", str(made)]
     subprocess.run(command, check=True)
     return native.open_library(made)
+
+
+@cache
+def compiled_front(folder: Path) -> front_native.Library:
+    """Likewise the front of copies."""
+    compiled_loop(folder)
+    return front_native.open_library(front_native.library_path(folder))
 
 
 def replace_calls(patch: pytest.MonkeyPatch, acts: dict[str, Act]) -> None:

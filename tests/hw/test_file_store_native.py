@@ -25,6 +25,7 @@ from hicache.errors import TransferError
 from hw.storage import native
 from hw.storage.file_store import FileStore
 from hw.storage.host import HostBuffer
+from hw.transfers import front_native
 
 PAGE = contract.ALIGNED
 
@@ -420,8 +421,8 @@ def test_the_library_is_made_once_and_again_for_another_source(compiled, tmp_pat
     folder = tmp_path / "a" / "b"
     assert "loop for L3 files: made" in compile_to(folder).stdout
     assert "up to date" in compile_to(folder).stdout
-    (path,) = folder.iterdir()
-    assert path == native.library_path(folder)
+    paths = {native.library_path(folder), front_native.library_path(folder)}
+    assert set(folder.iterdir()) == paths
     changed = tmp_path / "loop.c"
     changed.write_text(native.SOURCE.read_text() + "\n")
     monkeypatch.setattr(native, "SOURCE", changed)
@@ -437,7 +438,9 @@ def test_without_a_compiler_that_works_one_line_says_so(tmp_path):
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "No compiled loop for L3 files: the C compiler fails: error: broken. Small pages are read "
-        "more slowly."
+        "more slowly.",
+        "No compiled front of copies: the C compiler fails: error: broken. Small copies take "
+        "longer.",
     ]
     assert list((tmp_path / "made").iterdir()) == []
 

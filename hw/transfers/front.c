@@ -1,0 +1,477 @@
+/* One copy between L1 and L2, from the page lists to the last wait, without Python in between:
+ * what `front.py` drives, and where it says what is moved how. Made by scripts/compile_loop.py.
+ *
+ *     front_read(lists)  with the interpreter's lock: (first, pages) pairs become columns
+ *     front_run(plan)    without: enqueue everything, wait, take the device's time
+ *
+ * Two streams: `queue` has the DMAs, `side` the kernels that run beside them. Calls go through the
+ * driver's functions as they are given, so that tests can stand in for a device.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+/* Of Python's stable interface; no header of one version is needed for these. */
+typedef struct _object object;
+extern ptrdiff_t PyTuple_Size(object *);
+extern object *PyTuple_GetItem(object *, ptrdiff_t);
+extern long long PyLong_AsLongLong(object *);
+extern object *PyErr_Occurred(void);
+extern void PyErr_Clear(void);
+
+enum { H2D, D2H };
+enum { ROWS, STAGED, ZERO_COPY };
+enum { BUFFERS = 4, ARGUMENTS = 13 };
+/* The device begins with a batch when the driver has taken all of it: small ones, the first most. */
+enum { FIRST_PIECES = 8, PIECES = 64 };
+enum { NOT_MINE = -1, NO_MEMORY = -2 };
+enum { HOST = 1, DEVICE = 2, IN_ORDER = 1 }; /* CU_MEMORYTYPE_*; the source is read in order */
+
+/* Which call failed; front.py has the names. */
+enum { COPY, COPY_ROWS, COPY_BATCH, LAUNCH, RECORD, WAIT, AWAIT, ELAPSED };
+
+struct rows { /* CUDA_MEMCPY2D */
+    size_t source_x, source_y;
+    unsigned source_kind;
+    uint64_t source_host, source_device, source_array;
+    size_t source_pitch;
+    size_t target_x, target_y;
+    unsigned target_kind;
+    uint64_t target_host, target_device, target_array;
+    size_t target_pitch;
+    size_t width, height;
+};
+
+struct attributes { /* CUmemcpyAttributes */
+    int order, source[2], target[2];
+    unsigned flags;
+};
+
+struct kernel { /* function NULL: not compiled yet */
+    void *function;
+    int64_t threads, shared_bytes;
+    /* Of the tiling: pieces in a tile, tiles for each such group of pieces; programs at most. */
+    int64_t rows, tiles_each, programs;
+    int64_t word_bytes, pool_pages, v_start_words;
+};
+
+struct part { /* K, or V, or the latent: see direct.py */
+    int64_t width, device, pitch, host;
+};
+
+struct plan { /* one back-end's */
+    int64_t way;
+    void *side;
+    /* Work buffers: address 0 until there are any. */
+    int64_t work_address, chunk_pages;
+    /* Chunks of a staged transfer, in pages: see front.py. */
+    int64_t whole_pages, head_pages, tail_pages, row_pages;
+    struct kernel kernel[2]; /* by direction */
+};
+
+struct front {
+    /* Calls of the driver's; copy_batch NULL where it has none. */
+    int (*copy)(uint64_t, uint64_t, size_t, void *);
+    int (*copy_rows)(const struct rows *, void *);
+    void *copy_batch;
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                  void *, void **, void **);
+    int (*record)(void *, void *);
+    int (*wait)(void *, void *, unsigned);
+    int (*await)(void *);
+    int (*elapsed)(float *, void *, void *);
+    int64_t batch_has_fail_index;
+
+    void *queue;
+    void *begin, *end, *listed;           /* events */
+    void *there[BUFFERS], *free[BUFFERS]; /* of a buffer: filled, and empty again */
+
+    /* The pools. */
+    int64_t device_pages, host_pages, pages_per_chunk, page_bytes;
+    int64_t device_address, host_address, layers, layer_bytes, parts;
+    struct part part[2];
+    /* The page lists on both sides of the link, int32: L1's, then L2's. 0 until there are any. */
+    int64_t list_room, list_host, list_device;
+
+    /* What front_read found, and what front_run tells. */
+    int64_t pages, host_count, low, high, host_low, host_high, extents;
+    int64_t device_ns, failed_call;
+
+    /* This file's own. */
+    int64_t room, runs[2];
+    int64_t *columns; /* device first, pages; host first, pages */
+    int64_t extent_room;
+    int64_t (*extent)[3]; /* device, host, pages */
+    int64_t piece_room;
+    uint64_t *pieces; /* targets, sources, sizes */
+};
+
+int64_t front_size(void) { return sizeof(struct front); }
+
+int64_t front_plan_size(void) { return sizeof(struct plan); }
+
+void front_free(struct front *f) {
+    free(f->columns), free(f->extent), free(f->pieces);
+    f->columns = NULL, f->extent = NULL, f->pieces = NULL;
+    f->room = f->extent_room = f->piece_room = 0;
+}
+
+/* ---- The lists ------------------------------------------------------------------------------ */
+
+static int64_t *column(struct front *f, int side, int which) {
+    return f->columns + (2 * side + which) * f->room;
+}
+
+static int read_side(struct front *f, int side, object *runs, int64_t *told) {
+    int64_t total = 0, low = 0, high = 0, kept = 0;
+    int64_t *first = column(f, side, 0), *pages = column(f, side, 1);
+    ptrdiff_t count = PyTuple_Size(runs);
+    for (ptrdiff_t i = 0; i < count; i++) {
+        object *run = PyTuple_GetItem(runs, i);
+        if (!run || PyTuple_Size(run) != 2) return NOT_MINE;
+        int64_t start = PyLong_AsLongLong(PyTuple_GetItem(run, 0));
+        int64_t size = PyLong_AsLongLong(PyTuple_GetItem(run, 1));
+        if (PyErr_Occurred() || size < 0) return NOT_MINE;
+        if (!size) continue;
+        first[kept] = start, pages[kept++] = size;
+        total += size;
+        if (start < low) low = start;
+        if (start + size > high) high = start + size;
+    }
+    f->runs[side] = kept;
+    told[0] = total, told[1] = low, told[2] = high;
+    return 0;
+}
+
+static int find_extents(struct front *f) {
+    int64_t most = f->runs[0] + f->runs[1] + f->pages / f->pages_per_chunk + 2;
+    if (most > f->extent_room) {
+        void *more = realloc(f->extent, most * sizeof *f->extent);
+        if (!more) return NO_MEMORY;
+        f->extent = more, f->extent_room = most;
+    }
+    const int64_t *host = column(f, 1, 0), *host_pages = column(f, 1, 1);
+    int64_t found = 0, second = 0, left = 0, next = 0, chunk = f->pages_per_chunk;
+    for (int64_t i = 0; i < f->runs[0]; i++) {
+        int64_t page = column(f, 0, 0)[i], count = column(f, 0, 1)[i];
+        while (count) {
+            if (!left) second = host[next], left = host_pages[next], next++;
+            int64_t step = count < left ? count : left, rest = chunk - second % chunk;
+            if (step > rest) step = rest;
+            int64_t *last = f->extent[found - (found > 0)];
+            if (found && page == last[0] + last[2] && second == last[1] + last[2] && second % chunk)
+                last[2] += step;
+            else {
+                int64_t *new = f->extent[found++];
+                new[0] = page, new[1] = second, new[2] = step;
+            }
+            page += step, count -= step, second += step, left -= step;
+        }
+    }
+    f->extents = found;
+    return 0;
+}
+
+/* Both lists, tuples of (first, pages). 0; or NOT_MINE, NO_MEMORY. Needs the interpreter's lock. */
+int front_read(struct front *f, object *device, object *host) {
+    ptrdiff_t counts[2] = {PyTuple_Size(device), PyTuple_Size(host)};
+    int64_t told[2][3];
+    int code = counts[0] < 0 || counts[1] < 0 ? NOT_MINE : 0;
+    ptrdiff_t most = counts[0] > counts[1] ? counts[0] : counts[1];
+    if (!code && most > f->room) {
+        free(f->columns);
+        f->room = 2 * most;
+        f->columns = malloc(4 * f->room * sizeof *f->columns);
+        if (!f->columns) f->room = 0, code = NO_MEMORY;
+    }
+    if (!code) code = read_side(f, 0, device, told[0]);
+    if (!code) code = read_side(f, 1, host, told[1]);
+    if (PyErr_Occurred()) PyErr_Clear();
+    if (code) return code;
+    f->pages = told[0][0], f->low = told[0][1], f->high = told[0][2];
+    f->host_count = told[1][0], f->host_low = told[1][1], f->host_high = told[1][2];
+    f->extents = 0;
+    int fits = f->pages == f->host_count && f->low >= 0 && f->high <= f->device_pages &&
+               f->host_low >= 0 && f->host_high <= f->host_pages;
+    return fits ? find_extents(f) : NOT_MINE;
+}
+
+/* ---- Calls ---------------------------------------------------------------------------------- */
+
+#define TRY(which, call)                                                                           \
+    do {                                                                                           \
+        int code_ = (call);                                                                        \
+        if (code_) {                                                                               \
+            f->failed_call = which;                                                                \
+            return code_;                                                                          \
+        }                                                                                          \
+    } while (0)
+#define PASS(call)                                                                                 \
+    do {                                                                                           \
+        int code_ = (call);                                                                        \
+        if (code_) return code_;                                                                   \
+    } while (0)
+
+static int copy(struct front *f, int direction, uint64_t device, uint64_t host, size_t size) {
+    uint64_t target = direction == H2D ? device : host, source = direction == H2D ? host : device;
+    TRY(COPY, f->copy(target, source, size, f->queue));
+    return 0;
+}
+
+static int wait(struct front *f, void *stream, void *event) {
+    TRY(WAIT, f->wait(stream, event, 0));
+    return 0;
+}
+
+static int record(struct front *f, void *event, void *stream) {
+    TRY(RECORD, f->record(event, stream));
+    return 0;
+}
+
+static int copy_batch(struct front *f, int64_t first, int64_t count) {
+    struct attributes attributes = {.order = IN_ORDER};
+    size_t from = 0, failed = 0;
+    uint64_t *targets = f->pieces + first, *sources = targets + f->piece_room;
+    uint64_t *sizes = sources + f->piece_room;
+    typedef int (*now)(uint64_t *, uint64_t *, uint64_t *, size_t, struct attributes *, size_t *,
+                       size_t, void *);
+    typedef int (*before)(uint64_t *, uint64_t *, uint64_t *, size_t, struct attributes *, size_t *,
+                          size_t, size_t *, void *);
+    int code;
+    if (f->batch_has_fail_index)
+        code = ((before)f->copy_batch)(targets, sources, sizes, count, &attributes, &from, 1,
+                                       &failed, f->queue);
+    else
+        code = ((now)f->copy_batch)(targets, sources, sizes, count, &attributes, &from, 1,
+                                    f->queue);
+    TRY(COPY_BATCH, code);
+    return 0;
+}
+
+/* ---- By rows -------------------------------------------------------------------------------- */
+
+static int one_copy_of_rows(struct front *f, int direction, uint64_t device, uint64_t host,
+                            int64_t device_pitch, int64_t host_pitch, int64_t width,
+                            int64_t height) {
+    if (height == 1 || (device_pitch == width && host_pitch == width))
+        return copy(f, direction, device, host, width * height);
+    struct rows rows = {.width = width, .height = height};
+    if (direction == H2D) {
+        rows.source_kind = HOST, rows.source_host = host, rows.source_pitch = host_pitch;
+        rows.target_kind = DEVICE, rows.target_device = device, rows.target_pitch = device_pitch;
+    } else {
+        rows.source_kind = DEVICE, rows.source_device = device, rows.source_pitch = device_pitch;
+        rows.target_kind = HOST, rows.target_host = host, rows.target_pitch = host_pitch;
+    }
+    TRY(COPY_ROWS, f->copy_rows(&rows, f->queue));
+    return 0;
+}
+
+/* `pages` pages that are consecutive on both sides: layer by layer, or page by page. */
+static int rows_of(struct front *f, int direction, int64_t device, int64_t host, int64_t pages) {
+    for (int64_t part = 0; part < f->parts; part++) {
+        struct part *p = &f->part[part];
+        uint64_t here = p->device + device * p->width, there = p->host + host * f->page_bytes;
+        if (f->layers <= pages) {
+            for (int64_t layer = 0; layer < f->layers; layer++)
+                PASS(one_copy_of_rows(f, direction, here + layer * p->pitch,
+                                      there + layer * f->layer_bytes, p->width, f->page_bytes,
+                                      p->width, pages));
+        } else {
+            for (int64_t page = 0; page < pages; page++)
+                PASS(one_copy_of_rows(f, direction, here + page * p->width,
+                                      there + page * f->page_bytes, p->pitch, f->layer_bytes,
+                                      p->width, f->layers));
+        }
+    }
+    return 0;
+}
+
+/* The pages [first, stop) of the lists. */
+static int by_rows(struct front *f, int direction, int64_t first, int64_t stop) {
+    int64_t place = 0;
+    for (int64_t i = 0; i < f->extents && place < stop; i++) {
+        int64_t *each = f->extent[i], begin = place, end = place + each[2];
+        place = end;
+        if (end <= first) continue;
+        if (begin < first) begin = first;
+        if (end > stop) end = stop;
+        int64_t skipped = begin - (place - each[2]);
+        PASS(rows_of(f, direction, each[0] + skipped, each[1] + skipped, end - begin));
+    }
+    return 0;
+}
+
+/* ---- Kernels -------------------------------------------------------------------------------- */
+
+/* Both lists to the device, on a stream: kernels behind it can read them. */
+static int upload(struct front *f, int sides, void *stream) {
+    int32_t *list = (int32_t *)f->list_host;
+    for (int side = 0; side < sides; side++)
+        for (int64_t i = 0; i < f->runs[side]; i++) {
+            int64_t page = column(f, side, 0)[i], count = column(f, side, 1)[i];
+            while (count--) *list++ = page++;
+        }
+    TRY(COPY, f->copy(f->list_device, f->list_host, 4 * sides * f->pages, stream));
+    return 0;
+}
+
+static int launch(struct front *f, const struct kernel *k, int64_t packed, int64_t first, int64_t count,
+                  void *stream) {
+    int64_t tiles = (count * f->layers + k->rows - 1) / k->rows * k->tiles_each;
+    int64_t programs = k->programs && k->programs < tiles ? k->programs : tiles;
+    /* The driver reads as many bytes of each as its kernel has: the low ones of smaller numbers. */
+    int64_t values[ARGUMENTS] = {
+        f->device_address, packed, f->list_device, f->list_device + 4 * f->pages, first, count, 0,
+        f->layers, k->pool_pages, k->v_start_words, f->page_bytes / k->word_bytes, 0, 0};
+    void *arguments[ARGUMENTS];
+    for (int i = 0; i < ARGUMENTS; i++) arguments[i] = &values[i];
+    TRY(LAUNCH, f->launch(k->function, programs, 1, 1, k->threads, 1, 1, k->shared_bytes, stream,
+                          arguments, NULL));
+    return 0;
+}
+
+static int64_t buffer_of(struct front *f, const struct plan *p, int64_t chunk) {
+    return p->work_address + chunk % BUFFERS * p->chunk_pages * f->page_bytes;
+}
+
+/* ---- Through work buffers ------------------------------------------------------------------- */
+
+/* The DMAs of the pages [first, stop) of the lists between L2 and a buffer, each run one. */
+static int dma(struct front *f, int direction, uint64_t buffer, int64_t first, int64_t stop) {
+    if (stop - first > f->piece_room) {
+        free(f->pieces);
+        f->pieces = malloc(3 * (stop - first) * sizeof *f->pieces);
+        f->piece_room = f->pieces ? stop - first : 0;
+        if (!f->pieces) return NO_MEMORY;
+    }
+    uint64_t *at[2] = {f->pieces, f->pieces + f->piece_room}, *sizes = at[1] + f->piece_room;
+    uint64_t *device = at[direction == D2H], *host = at[direction == H2D];
+    int64_t found = 0, place = 0, last = -1, per = f->pages_per_chunk;
+    for (int64_t i = 0; i < f->runs[1] && place < stop; i++) {
+        int64_t page = column(f, 1, 0)[i], end = place + column(f, 1, 1)[i];
+        int64_t begin = place < first ? first : place, until = end < stop ? end : stop;
+        page += begin - place, place = end;
+        while (begin < until) {
+            int64_t step = until - begin, rest = per - page % per;
+            if (step > rest) step = rest;
+            if (found && page == last && page % per)
+                sizes[found - 1] += step * f->page_bytes;
+            else {
+                device[found] = buffer + (begin - first) * f->page_bytes;
+                host[found] = f->host_address + page * f->page_bytes;
+                sizes[found++] = step * f->page_bytes;
+            }
+            begin += step, page += step, last = page;
+        }
+    }
+    if (found == 1 || !f->copy_batch) {
+        for (int64_t i = 0; i < found; i++)
+            PASS(copy(f, direction, device[i], host[i], sizes[i]));
+        return 0;
+    }
+    int64_t most = FIRST_PIECES;
+    for (int64_t i = 0; i < found; i += most, most = i ? PIECES : most) {
+        int64_t count = found - i < most ? found - i : most;
+        PASS(copy_batch(f, i, count));
+        if (count < most) break;
+    }
+    return 0;
+}
+
+/* Where the chunk that begins at `first` ends, of the pages up to `stop`. */
+static int64_t cut(const struct plan *p, int direction, int64_t first, int64_t stop, int hidden) {
+    int64_t left = stop - first, tail = direction == H2D ? p->tail_pages : 0;
+    if (hidden) return first + (left < p->chunk_pages ? left : p->chunk_pages);
+    if (!first && left <= p->whole_pages) return stop; /* marks would take longer than they hide */
+    if (left <= tail) return stop;
+    int64_t most = first ? p->chunk_pages : p->head_pages;
+    return first + (left - tail < most ? left - tail : most);
+}
+
+/* DMAs and scatters, chunk by chunk; what comes last hides the scatter before it. */
+static int load(struct front *f, const struct plan *p) {
+    const struct kernel *k = &p->kernel[H2D];
+    int64_t by_row = p->row_pages < f->pages ? p->row_pages : f->pages;
+    int64_t staged = f->pages - by_row, stop, chunk = 0;
+    for (int64_t first = 0; first < staged; first = stop, chunk++) {
+        int buffer = chunk % BUFFERS;
+        stop = cut(p, H2D, first, staged, by_row > 0);
+        if (chunk >= BUFFERS) PASS(wait(f, f->queue, f->free[buffer]));
+        PASS(dma(f, H2D, buffer_of(f, p, chunk), first, stop));
+        if (!chunk) PASS(upload(f, 1, p->side));
+        if (stop == staged && !by_row) { /* nothing hides this one */
+            PASS(record(f, f->listed, p->side));
+            PASS(wait(f, f->queue, f->listed));
+            PASS(launch(f, k, buffer_of(f, p, chunk), first, stop - first, f->queue));
+            return 0;
+        }
+        PASS(record(f, f->there[buffer], f->queue));
+        PASS(wait(f, p->side, f->there[buffer]));
+        PASS(launch(f, k, buffer_of(f, p, chunk), first, stop - first, p->side));
+        PASS(record(f, f->free[buffer], p->side));
+    }
+    PASS(by_rows(f, H2D, staged, f->pages));
+    if (chunk) PASS(wait(f, f->queue, f->free[(chunk - 1) % BUFFERS]));
+    return 0;
+}
+
+/* The same backwards: the first pages go by rows while the others are gathered. */
+static int store(struct front *f, const struct plan *p) {
+    const struct kernel *k = &p->kernel[D2H];
+    int64_t by_row = p->row_pages < f->pages ? p->row_pages : f->pages, stop, chunk = 0;
+    if (by_row == f->pages) return by_rows(f, D2H, 0, f->pages);
+    if (by_row) {
+        PASS(record(f, f->listed, f->queue));
+        PASS(by_rows(f, D2H, 0, by_row));
+        PASS(wait(f, p->side, f->listed));
+        PASS(upload(f, 1, p->side));
+    }
+    for (int64_t first = by_row; first < f->pages; first = stop, chunk++) {
+        int buffer = chunk % BUFFERS;
+        stop = cut(p, D2H, first, f->pages, by_row > 0);
+        if (!chunk && !by_row) { /* the queue goes on to its DMA: nothing to wait for */
+            PASS(upload(f, 1, f->queue));
+            PASS(launch(f, k, buffer_of(f, p, chunk), first, stop - first, f->queue));
+            PASS(record(f, f->listed, f->queue));
+            PASS(wait(f, p->side, f->listed));
+        } else {
+            if (chunk >= BUFFERS) PASS(wait(f, p->side, f->free[buffer]));
+            PASS(launch(f, k, buffer_of(f, p, chunk), first, stop - first, p->side));
+            PASS(record(f, f->there[buffer], p->side));
+            PASS(wait(f, f->queue, f->there[buffer]));
+        }
+        PASS(dma(f, D2H, buffer_of(f, p, chunk), first, stop));
+        PASS(record(f, f->free[buffer], f->queue));
+    }
+    return 0;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------ */
+
+static int enqueue(struct front *f, const struct plan *p, int direction) {
+    if (p->way == ROWS) return by_rows(f, direction, 0, f->pages);
+    if (p->way == STAGED) return direction == H2D ? load(f, p) : store(f, p);
+    PASS(upload(f, 2, f->queue));
+    return launch(f, &p->kernel[direction], f->host_address, 0, f->pages, f->queue);
+}
+
+/* Copy what was read last, and wait. 0; NOT_MINE before anything was enqueued; NO_MEMORY or the
+ * driver's error at any time: then what was enqueued must still be waited for.
+ */
+int front_run(struct front *f, const struct plan *p, int direction) {
+    int has_kernel = p->way == ZERO_COPY || (p->way == STAGED && f->pages > p->row_pages);
+    if (has_kernel && (!p->kernel[direction].function || 2 * f->pages > f->list_room))
+        return NOT_MINE;
+    if (has_kernel && p->way == STAGED && !p->work_address) return NOT_MINE;
+    f->device_ns = 0;
+    if (!f->pages) return 0;
+    float time_ms = 0;
+    PASS(record(f, f->begin, f->queue));
+    PASS(enqueue(f, p, direction));
+    PASS(record(f, f->end, f->queue));
+    TRY(AWAIT, f->await(f->end));
+    TRY(ELAPSED, f->elapsed(&time_ms, f->begin, f->end));
+    f->device_ns = (int64_t)(time_ms * 1e6 + 0.5);
+    return 0;
+}

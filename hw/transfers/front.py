@@ -1,0 +1,213 @@
+"""One copy by one call into C: cutting the lists, enqueueing, waiting.
+
+    Python                                   C (front.c)
+    read(lists)      lock of the interpreter kept     lists -> columns, extents
+    run(plan)        let go of                        enqueue all, wait, take the device's time
+
+From Python a call of the driver's takes two microseconds, and what is around it as much again:
+ten of the 185 that 9 MiB take to cross the link, twenty where pages are small. Three ways:
+
+    rows        all by the DMA engine's copies of rows                    (`direct`)
+    staged      whole pages by DMA, a kernel between a buffer and L1      (`staged`)
+                load   queue  |DMA 0|DMA 1|DMA 2|rows: last page|
+                       side         |scatter 0|scatter 1|scatter 2|
+                store  queue  |rows: first page|DMA 1|DMA 2|DMA 3|
+                       side    |gather 1|gather 2|gather 3|
+    zero copy   one kernel on L2's pages                                  (`zero_copy`)
+
+No kernel is waited for where pages of pieces of 32 KiB go by rows at the open end; smaller
+ones are slow by rows, and there the last scatter is a small one, as the first gather is.
+The library is made by `scripts/compile_loop.py` (of `make compiled`), under a name that holds a
+hash of its source. It is never in the way: where there is none, or HICACHE_COMPILED is 0, and for
+what it refuses (kernels that are not compiled yet, pages shorter than a DMA, batches of pieces,
+layers one by one), Python's back-ends do the same. Refuses to raise for lists that are wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from hicache.operations import PageRuns
+from hw.pools import DevicePool, HostPool
+from hw.transfers.front_native import BUFFERS, DIRECTIONS, Ground, Library, Part, Plan, library
+from hw.transfers.lists import Lists
+
+if TYPE_CHECKING:
+    from hw.transfers.driver import Direction, Driver
+    from hw.transfers.queues import CudaQueue, Queue
+
+_CALLS = (
+    "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventRecord",
+    "cuStreamWaitEvent", "cuEventSynchronize", "cuEventElapsedTime",
+)  # fmt: skip
+# Rows so long cross at nine tenths of the link's speed, and a page so large hides a scatter.
+ROW_BYTES, ROW_PAGE_BYTES = 32 << 10, 1 << 20
+
+
+class Calls(Protocol):
+    """What a front needs of a driver; `hw.transfers.driver.Driver` is one."""
+
+    max_pitch_bytes: int
+
+    @property
+    def copies_batches(self) -> bool:
+        """Whether it takes many copies as one."""
+        ...
+
+    def make_event(self) -> int:
+        """A new event."""
+        ...
+
+    def enter(self) -> None:
+        """Let this thread call it."""
+        ...
+
+    def addresses(self) -> tuple[tuple[int | None, ...], bool]:
+        """Of the calls of `front.c`, in its order, None for batches where it has none; and whether
+        a batch says what failed.
+        """
+        ...
+
+    def refuse(self, name: str, code: int) -> None:
+        """Raise what a failed call means."""
+        ...
+
+
+class Read(Lists):
+    """Two lists that a front has read: `number` is which of its readings that was."""
+
+    __slots__ = ("extents_in_all", "number")
+
+    def count_extents(self, pages_per_chunk: int) -> int:
+        """How many there are."""
+        return self.extents_in_all
+
+
+class Front:
+    """Copies between two pools on one queue, for one thread at a time."""
+
+    def __init__(
+        self,
+        library: Library,
+        calls: Calls,
+        device_pool: DevicePool,
+        host_pool: HostPool,
+        queue_handle: int | None,
+    ) -> None:
+        self._library = library
+        self._calls = calls
+        self._pools = (device_pool, host_pool)
+        self._number = 0
+        self._lists: tuple[torch.Tensor, torch.Tensor] | None = None
+        layout = device_pool.layout
+        self.ground = ground = Ground()
+        self._at = ctypes.addressof(ground)
+        weakref.finalize(self, library.free, ctypes.byref(ground))
+        addresses, ground.batch_has_fail_index = calls.addresses()
+        names = ("copy", "copy_rows", "copy_batch", "launch", "record", "wait", "await_", "elapsed")
+        for name, address in zip(names, addresses, strict=True):
+            setattr(ground, name, address)
+        ground.queue = queue_handle
+        ground.begin, ground.end, ground.listed = (calls.make_event() for _ in range(3))
+        for buffer in range(BUFFERS):
+            ground.there[buffer] = calls.make_event()
+            ground.free[buffer] = calls.make_event()
+        ground.device_pages, ground.host_pages = device_pool.pages, host_pool.pages
+        ground.pages_per_chunk, ground.page_bytes = host_pool.pages_per_chunk, host_pool.page_bytes
+        ground.device_address, ground.host_address = device_pool.address, host_pool.address
+        ground.layers, ground.layer_bytes = layout.layers, layout.layer_bytes
+        ground.parts = layout.parts
+        pitches = [host_pool.page_bytes]
+        for part in range(layout.parts):
+            pitches.append(device_pool.layer_pitch_bytes(part))
+            ground.part[part] = Part(
+                layout.piece_bytes(part),
+                device_pool.piece_address(part, 0, 0),
+                pitches[-1],
+                host_pool.piece_address(part, 0, 0),
+            )
+        self.copies_rows = max(pitches) <= calls.max_pitch_bytes
+
+    def serves(self, device_pool: DevicePool, host_pool: HostPool) -> bool:
+        """Whether these are its pools."""
+        return self._pools[0] is device_pool and self._pools[1] is host_pool
+
+    def row_pages(self) -> int:
+        """How many pages of a staged copy go by rows at its open end."""
+        layout = self._pools[0].layout
+        shortest = min(layout.piece_bytes(part) for part in range(layout.parts))
+        is_long = shortest >= ROW_BYTES and self.ground.page_bytes >= ROW_PAGE_BYTES
+        return int(is_long and self.copies_rows)
+
+    def read(self, device: PageRuns, host: PageRuns) -> Lists:
+        """Two lists. What is wrong with them, `Lists.check` says."""
+        if self._library.read(self._at, device, host):
+            return Lists(device, host)
+        self._number += 1
+        ground = self.ground
+        lists = Read.within(
+            device, host,
+            (ground.pages, ground.low, ground.high),
+            (ground.host_count, ground.host_low, ground.host_high),
+        )  # fmt: skip
+        lists.extents_in_all, lists.number = ground.extents, self._number
+        return lists
+
+    def run(self, plan: Plan, direction: Direction, lists: Lists) -> int | None:
+        """Copy, and wait: the device's time in ns, or None where nothing was done.
+
+        Raises TransferError if the device refuses; RuntimeError if it is lost.
+        """
+        ground = self.ground
+        if not isinstance(lists, Read) or lists.number != self._number:
+            lists = self.read(lists.device, lists.host)
+            if not isinstance(lists, Read):
+                return None
+        if plan.way and 2 * lists.pages > ground.list_room:
+            self._make_room(2 * lists.pages)
+        self._calls.enter()
+        code = self._library.run(self._at, ctypes.addressof(plan), DIRECTIONS[direction])
+        if not code:
+            return ground.device_ns
+        if code == -1:
+            return None
+        if code < 0:
+            raise MemoryError("no memory for the page lists of a copy")
+        self._calls.refuse(_CALLS[ground.failed_call], code)
+        raise AssertionError(code)
+
+    def _make_room(self, room: int) -> None:
+        """Page lists on both sides; nothing is under way now."""
+        device = self._pools[0].device
+        room = max(1024, 2 * room)
+        is_pinned = device.type == "cuda"
+        here = torch.empty(room, dtype=torch.int32, pin_memory=is_pinned)
+        there = torch.empty(room, dtype=torch.int32, device=device)
+        self._lists = (here, there)
+        ground = self.ground
+        ground.list_room, ground.list_host, ground.list_device = (
+            room, here.data_ptr(), there.data_ptr()
+        )  # fmt: skip
+
+
+def front_of(
+    queue: Queue, device_pool: DevicePool, host_pool: HostPool, driver: Driver | None
+) -> Front | None:
+    """The front of a queue, made when it is first asked for; None where there is none."""
+    if driver is None:
+        return None
+    cuda_queue: CudaQueue = queue  # pyright: ignore[reportAssignmentType]
+    known = cuda_queue.front
+    if known is not None and known.serves(device_pool, host_pool):
+        return known
+    found = library()
+    if found is None:
+        return None
+    made = Front(found, driver, device_pool, host_pool, cuda_queue.handle)
+    if known is None:
+        cuda_queue.front = made
+    return made

@@ -1,0 +1,161 @@
+"""The compiled code of `front.py`: where it is, and the structures that it shares with Python.
+
+`scripts/compile_loop.py` (of `make compiled`) makes it into build/native, under a name that holds a
+hash of its source: an edited source is another library. Refuses to load one whose structures are
+not these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.util import source_hash
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hicache.compiled import SWITCH
+
+if TYPE_CHECKING:
+    from hw.transfers.driver import Direction
+    from hw.transfers.kernels import Mover
+
+SOURCE = Path(__file__).with_name("front.c")
+FOLDER = SOURCE.parents[2] / "build" / "native"
+# Of staged copies: a scatter that waits for the model's kernels must not hold up DMAs behind it.
+BUFFERS = 4
+Way = Literal["rows", "staged", "zero_copy"]
+WAYS: dict[Way, int] = {"rows": 0, "staged": 1, "zero_copy": 2}
+DIRECTIONS: dict[Direction, int] = {"h2d": 0, "d2h": 1}
+
+
+class Kernel(ctypes.Structure):
+    """`struct kernel` of front.c: how `hw.transfers.kernels` is launched."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+        ("shared_bytes", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("tiles_each", ctypes.c_int64),
+        ("programs", ctypes.c_int64),
+        ("word_bytes", ctypes.c_int64),
+        ("pool_pages", ctypes.c_int64),
+        ("v_start_words", ctypes.c_int64),
+    )
+
+
+class Part(ctypes.Structure):
+    """`struct part` of front.c: K, or V, or the latent, in bytes."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("width", "device", "pitch", "host"))
+
+
+class Plan(ctypes.Structure):
+    """`struct plan` of front.c: one back-end's way, and its kernels once they are compiled."""
+
+    _fields_ = (
+        ("way", ctypes.c_int64),
+        ("side", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in (
+            "work_address", "chunk_pages", "whole_pages", "head_pages", "tail_pages", "row_pages",
+        )),
+        ("kernel", Kernel * 2),
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, way: Way) -> Plan:
+        """A plan of one way."""
+        return cls(way=WAYS[way])
+
+    def learn(self, mover: Mover, *, dense: bool, programs: int = 0) -> None:
+        """Take over the kernels that a mover has compiled. programs: at most so many; 0: any."""
+        for direction, number in DIRECTIONS.items():
+            if self.kernel[number].function:
+                continue
+            found = mover.compiled(direction, dense=dense)
+            if found is not None:
+                shape = mover.shape
+                self.kernel[number] = Kernel(
+                    found.function, found.threads, found.shared_bytes, shape.rows,
+                    shape.col_tiles * shape.parts, programs, shape.bits // 8, *mover.pool,
+                )  # fmt: skip
+
+
+class Ground(ctypes.Structure):
+    """`struct front` of front.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "copy", "copy_rows", "copy_batch", "launch", "record", "wait", "await_", "elapsed"
+        )),
+        ("batch_has_fail_index", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("queue", "begin", "end", "listed")),
+        ("there", ctypes.c_void_p * BUFFERS),
+        ("free", ctypes.c_void_p * BUFFERS),
+        *((name, ctypes.c_int64) for name in (
+            "device_pages", "host_pages", "pages_per_chunk", "page_bytes", "device_address",
+            "host_address", "layers", "layer_bytes", "parts",
+        )),
+        ("part", Part * 2),
+        *((name, ctypes.c_int64) for name in (
+            "list_room", "list_host", "list_device",
+        )),
+        *((name, ctypes.c_int64) for name in (
+            "pages", "host_count", "low", "high", "host_low", "host_high", "extents", "device_ns",
+            "failed_call", "room",
+        )),
+        ("runs", ctypes.c_int64 * 2),
+        ("columns", ctypes.c_void_p),
+        ("extent_room", ctypes.c_int64),
+        ("extent", ctypes.c_void_p),
+        ("piece_room", ctypes.c_int64),
+        ("pieces", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+def library_path(folder: Path = FOLDER) -> Path:
+    """Where the library of this very source is, or would be."""
+    name = f"front-{source_hash(SOURCE.read_bytes()).hex()}-{platform.machine()}.so"
+    return folder / name
+
+
+class Library:
+    """The compiled code, its calls declared."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError for what does not load, or is made for another layout of `Ground`."""
+        # Reading tuples takes the interpreter's lock, moving pages lets go of it.
+        self.read = ctypes.PyDLL(str(path)).front_read
+        self.read.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
+        library = ctypes.CDLL(str(path))
+        self.run: Callable[[int, int, int], int] = library.front_run
+        library.front_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+        self.free = library.front_free
+        self.free.argtypes = [ctypes.c_void_p]
+        sizes = (library.front_size, library.front_plan_size)
+        for each in sizes:
+            each.restype = ctypes.c_int64
+        if [each() for each in sizes] != [ctypes.sizeof(Ground), ctypes.sizeof(Plan)]:
+            raise OSError(f"{path.name}: another layout than front.py's")
+
+
+def open_library(path: Path) -> Library:
+    """The library at `path`. Raises OSError."""
+    return Library(path)
+
+
+@cache
+def library() -> Library | None:
+    """The library, if it was made and may be used here. One that does not load is said, once."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        path = library_path()
+        return open_library(path) if path.exists() else None
+    except OSError as error:
+        print(f"copies: the compiled front does not load ({error})", file=sys.stderr)
+        return None

@@ -1,0 +1,204 @@
+"""The compiled front of copies, over a device whose streams run in any order that they may."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+from fake_driver import SIDE, FakeDriver, FakeMover
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_calls import compiled_front
+from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, make_pools, pieces
+
+from hicache.errors import TransferError
+from hw.pools import KvLayout
+from hw.transfers.front import Front, Read
+from hw.transfers.front_native import BUFFERS, Plan, Way
+from hw.transfers.lists import Lists, expand, runs_of
+
+LAYOUT = LAYOUTS["gqa_bf16"]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return compiled_front(tmp_path_factory.getbasetemp() / "native")
+
+
+class Rig:
+    """Two pools, a front over them, and a plan."""
+
+    def __init__(
+        self, library, layout: KvLayout, way: Way, *, seed: int = 0, cut: tuple[int, ...] = (),
+        fails: int | None = None, batches: str = "now", missing: bool = False, **options,
+    ) -> None:  # fmt: skip
+        """cut: pages of a chunk, of what is one chunk, of the first, the last, and by rows."""
+        self.device, self.host = make_pools(layout, seed=seed, **options)
+        self.driver = FakeDriver(layout, seed, batches=batches, fails=fails)
+        self.front = Front(library, self.driver, self.device, self.host, 1)
+        self.plan = plan = Plan.of(way)
+        chunk, *parts, rows = cut or (3, 3, 2, 1, 0)
+        whole, head, tail = (min(chunk, each) for each in parts)
+        self.work = torch.zeros(BUFFERS * chunk * self.host.page_bytes, dtype=torch.uint8)
+        plan.side, plan.chunk_pages, plan.work_address = SIDE, chunk, self.work.data_ptr()
+        plan.whole_pages, plan.head_pages, plan.tail_pages, plan.row_pages = whole, head, tail, rows
+        plan.learn(FakeMover(self.device, missing=missing), dense=way == "staged")  # pyright: ignore[reportArgumentType]
+
+    def check(self, direction, lists) -> None:
+        """Copy; then every page of both pools is what it must be, and nothing is left to do."""
+        on_device, on_host = (torch.from_numpy(expand(runs)) for runs in lists)
+        device, host = pieces(self.device), pieces(self.host)
+        for there, here in zip(device, host, strict=True):
+            if direction == "h2d":
+                there[:, on_device] = here[:, on_host]
+            else:
+                here[:, on_host] = there[:, on_device]
+        took_ns = 250_000 if len(on_device) else 0
+        assert self.front.run(self.plan, direction, self.front.read(*lists)) == took_ns
+        assert self.driver.under_way == 0
+        for wanted, pool in ((device, self.device), (host, self.host)):
+            for part, found in zip(wanted, pieces(pool), strict=True):
+                assert torch.equal(part, found)
+
+
+def random_lists(seed: int, count: int):
+    generator = np.random.default_rng(seed)
+    return tuple(
+        runs_of(generator.permutation(pages)[:count]) for pages in (DEVICE_PAGES, HOST_PAGES)
+    )
+
+
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+@pytest.mark.parametrize("way", ["rows", "staged", "zero_copy"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_every_page_arrives_and_no_other_changes(library, layout, way, direction):
+    rig = Rig(library, layout, way)
+    for lists in LISTS.values():
+        rig.check(direction, lists)
+    for count in (1, 5, 13):
+        rig.check(direction, random_lists(count, count))
+
+
+@given(
+    seed=st.integers(0, 1 << 30),
+    count=st.integers(1, DEVICE_PAGES),
+    cut=st.tuples(*[st.integers(1, 4)] * 4, st.integers(0, 3)),
+    direction=st.sampled_from(["h2d", "d2h"]),
+    batches=st.sampled_from(["now", "before", "none"]),
+    per_chunk=st.integers(1, 5),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_order_of_the_streams_and_no_way_of_cutting_moves_other_bytes(
+    library, seed, count, cut, direction, batches, per_chunk
+):
+    rig = Rig(
+        library, LAYOUT, "staged", seed=seed, cut=cut, batches=batches,
+        align_bytes=4096, chunk_bytes=per_chunk * 4096,
+    )  # fmt: skip
+    for again in range(2):  # buffers, events and lists are used again
+        rig.check(direction, random_lists(seed + again, count))
+
+
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+def test_the_device_shows_a_wait_that_is_missing(library, direction):
+    """So the test above can fail."""
+
+    def copy_20_times() -> None:
+        for seed in range(20):
+            rig = Rig(library, LAYOUT, "staged", seed=seed, cut=(1, 1, 1, 1, 1))
+            rig.driver.honours_waits = False
+            rig.check(direction, random_lists(seed, 9))
+
+    with pytest.raises(AssertionError):
+        copy_20_times()
+
+
+@pytest.mark.parametrize("way", ["rows", "staged", "zero_copy"])
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+def test_each_call_that_is_refused_is_named_and_the_last_one_enqueued(library, direction, way):
+    lists = random_lists(1, 9)
+    calls = Rig(library, LAYOUT, way, cut=(1, 1, 1, 1, 1))
+    calls.check(direction, lists)
+    names = {
+        "_copy": "cuMemcpyAsync", "_copy_rows": "cuMemcpy2DAsync_v2",
+        "_copy_batch": "cuMemcpyBatchAsync", "_launch": "cuLaunchKernel",
+        "_record": "cuEventRecord", "_wait": "cuStreamWaitEvent", "_await": "cuEventSynchronize",
+        "_elapsed": "cuEventElapsedTime",
+    }  # fmt: skip
+    for number, made in enumerate(calls.driver.made):
+        rig = Rig(library, LAYOUT, way, cut=(1, 1, 1, 1, 1), fails=number)
+        with pytest.raises(TransferError, match=f"^{names[made]}: 1$"):
+            rig.front.run(rig.plan, direction, rig.front.read(*lists))
+        assert rig.driver.calls == number + 1
+        rig.driver.fails = None
+        rig.driver.settle()
+        rig.check(direction, random_lists(2, 7))  # and it goes on
+
+
+def test_what_it_is_not_for_is_left_to_python(library):
+    lists = random_lists(1, 5)
+    without_kernels = Rig(library, LAYOUT, "staged", missing=True)
+    assert without_kernels.front.run(without_kernels.plan, "h2d", Lists(*lists)) is None
+    without_buffers = Rig(library, LAYOUT, "staged")
+    without_buffers.plan.work_address = 0
+    assert without_buffers.front.run(without_buffers.plan, "d2h", Lists(*lists)) is None
+    assert without_kernels.driver.calls == without_buffers.driver.calls == 0
+    # No kernel is needed where all pages go by rows.
+    without_kernels.plan.row_pages = 5
+    without_kernels.check("h2d", lists)
+
+
+@pytest.mark.parametrize(
+    ("device", "host"),
+    [
+        (((0, 2),), ((0, 3),)),
+        (((DEVICE_PAGES - 1, 2),), ((0, 2),)),
+        (((0, 1),), ((HOST_PAGES, 1),)),
+        (((-1, 1),), ((0, 1),)),
+        ([(0, 1)], ((0, 1),)),
+        (((0, 1),), ([0, 1],)),
+        (((0, 1, 1),), ((0, 1),)),
+        (((0, "1"),), ((0, 1),)),
+        (((0, 1 << 70),), ((0, 1),)),
+    ],
+)
+def test_lists_that_are_wrong_or_of_another_form_are_not_its_own(library, device, host):
+    rig = Rig(library, LAYOUT, "rows")
+    code = rig.front._library.read(ctypes.addressof(rig.front.ground), device, host)
+    assert code == -1
+    assert rig.driver.calls == 0
+
+
+def test_lists_that_others_have_read_meanwhile_are_read_again(library):
+    rig = Rig(library, LAYOUT, "rows")
+    first, second = random_lists(1, 5), random_lists(2, 3)
+    early = rig.front.read(*first)
+    rig.check("h2d", second)
+    on_device, on_host = (torch.from_numpy(expand(runs)) for runs in first)
+    wanted = [part[:, on_host] for part in pieces(rig.host)]
+    assert rig.front.run(rig.plan, "h2d", early) is not None
+    assert all(map(torch.equal, wanted, [part[:, on_device] for part in pieces(rig.device)]))
+
+
+@given(
+    seed=st.integers(0, 1 << 30), count=st.integers(0, DEVICE_PAGES), per_chunk=st.integers(1, 6)
+)
+@settings(max_examples=60, deadline=None)
+def test_it_finds_the_extents_that_python_finds(library, seed, count, per_chunk):
+    rig = Rig(library, LAYOUT, "rows", align_bytes=4096, chunk_bytes=per_chunk * 4096)
+    generator = np.random.default_rng(seed)
+    runs: list[tuple[tuple[int, int], ...]] = []
+    for pages in (DEVICE_PAGES, HOST_PAGES):
+        # Some neighbours, so that there is something to merge.
+        order = np.arange(pages)[generator.integers(0, pages - count + 1) :][:count]
+        for _ in range(int(generator.integers(0, 3))):
+            order = np.roll(order, int(generator.integers(0, max(1, count))))
+        runs.append(tuple((int(page), 1) for page in order))
+    lists = rig.front.read(*runs)
+    assert isinstance(lists, Read)
+    wanted = Lists(*runs).extents(rig.host.pages_per_chunk)
+    assert lists.count_extents(rig.host.pages_per_chunk) == len(wanted)
+    assert (lists.pages, lists.host_pages) == (count, count)
+    rig.check("d2h", runs)
