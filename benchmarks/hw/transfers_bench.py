@@ -85,7 +85,8 @@ class Bench:
     def copy(self, name: str, direction: Direction, lists: tuple) -> Callable[[], Copied]:
         backend = self.auto if name == "auto" else self.backends[name]
         source, target = lists if direction == "d2h" else lists[::-1]
-        return lambda: backend.copy(direction, source, target)
+        # As a run's worker does, whose thread gives the device nothing else.
+        return lambda: backend.copy(direction, source, target, alone=True)
 
     def close(self) -> None:
         for backend in self.backends.values():

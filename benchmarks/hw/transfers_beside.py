@@ -67,8 +67,7 @@ def layerwise(bench: Bench, tokens: int) -> list[dict]:
 
                 def run() -> None:
                     # As a worker does: it has nothing to do with the model's stream.
-                    with backend.running():
-                        backend.load_layers(lists[1], lists[0], load=load).finish()
+                    backend.load_layers(lists[1], lists[0], load=load, alone=True).finish()
 
                 thread = threading.Thread(target=run)
                 thread.start()
@@ -128,7 +127,6 @@ def _half(bench: Bench, name: str, direction: Direction, count: int) -> Callable
     lists = [runs_of(bench.generator.permutation(half)[:count] + first) for _ in range(2)]
 
     def copy() -> None:
-        with backend.running():
-            backend.copy(direction, lists[0], lists[1])
+        backend.copy(direction, lists[0], lists[1], alone=True)
 
     return copy

@@ -18,7 +18,6 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
@@ -117,8 +116,12 @@ class Auto:
         self._names = tuple(candidates)
         self._layerwise = tuple(name for name in candidates if name in LAYERWISE)
         self._picks: dict[tuple[str, int, int, str, tuple[str, ...], float], str] = {}
-        self.device_pool = next(iter(candidates.values())).device_pool
-        self.host_pool = next(iter(candidates.values())).host_pool
+        some = next(iter(candidates.values()))
+        self.device_pool, self.host_pool = some.device_pool, some.host_pool
+        fronts = {id(each.front): each.front for each in candidates.values()}
+        # Of candidates with a queue each, nobody can read for all.
+        self._front = some.front if len(fronts) == 1 else None
+        self._lock = some.queue.lock
 
     def copy(
         self,
@@ -126,16 +129,44 @@ class Auto:
         source: PageRuns,
         target: PageRuns,
         inputs: Iterable[Mark] = (),
+        *,
+        alone: bool = False,
     ) -> Copied:
         """As `TransferBackend.copy`."""
-        # All candidates have one queue, so what one has read the others can use.
-        lists = next(iter(self.candidates.values())).read(direction, source, target)
         other = self.traffic.enter(direction)
         try:
+            copied = self._copy_at_once(direction, source, target, other, inputs, alone=alone)
+            if copied is not None:
+                return copied
+            lists = lists_of(direction, source, target)
             self.picked = self.pick(direction, lists, other, self._names)
-            return self.candidates[self.picked].copy_lists(direction, lists, inputs)
+            backend = self.candidates[self.picked]
+            return backend.copy_lists(direction, lists, inputs, alone=alone)
         finally:
             self.traffic.leave(direction)
+
+    def _copy_at_once(
+        self,
+        direction: Direction,
+        source: PageRuns,
+        target: PageRuns,
+        other: str,
+        inputs: Iterable[Mark],
+        *,
+        alone: bool,
+    ) -> Copied | None:
+        """Through the front that the candidates share; None where there is none, or it refuses."""
+        front = self._front
+        if front is None:
+            return None
+        device, host = (source, target) if direction == "d2h" else (target, source)
+        with self._lock:
+            if not front.read(device, host) or not front.ground.pages:
+                return None
+            self.picked = self.pick_of(
+                direction, front.ground.pages, front.ground.extents, other, self._names
+            )
+            return self.candidates[self.picked].copy_at_once(direction, host, inputs, alone=alone)
 
     def load_layers(
         self,
@@ -143,11 +174,13 @@ class Auto:
         target: PageRuns,
         inputs: Iterable[Mark] = (),
         load: LayerLoad | None = None,
+        *,
+        alone: bool = False,
     ) -> LayerLoad:
         """As `TransferBackend.load_layers`, by what needs no work buffer."""
         lists = lists_of("h2d", source, target)
         self.picked = self.pick("h2d", lists, "idle", self._layerwise, LAYER_KERNEL_MARGIN)
-        return self.candidates[self.picked].load_layers(source, target, inputs, load)
+        return self.candidates[self.picked].load_layers(source, target, inputs, load, alone=alone)
 
     def pick(
         self,
@@ -164,6 +197,18 @@ class Auto:
         if not pages or pages != lists.host_pages:
             return names[0]  # which moves nothing, or refuses
         cuts = lists.count_extents(self.host_pool.pages_per_chunk)
+        return self.pick_of(direction, pages, cuts, other, names, kernel_margin)
+
+    def pick_of(
+        self,
+        direction: Direction,
+        pages: int,
+        cuts: int,
+        other: str,
+        names: tuple[str, ...],
+        kernel_margin: float = KERNEL_MARGIN,
+    ) -> str:
+        """The same for `pages` pages in `cuts` extents."""
         asked = (direction, pages, cuts, other, names, kernel_margin)
         known = self._picks.get(asked)
         if known is None:
@@ -178,10 +223,6 @@ class Auto:
                 self._picks.clear()
             self._picks[asked] = known
         return known
-
-    def running(self) -> AbstractContextManager[None]:
-        """As `TransferBackend.running`: the stream of all candidates, or of the first."""
-        return next(iter(self.candidates.values())).running()
 
     def close(self) -> None:
         """Close the candidates."""

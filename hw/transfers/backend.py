@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 from hicache.operations import PageRuns
@@ -59,7 +59,7 @@ class TransferBackend(ABC):
         self.driver = driver
         self.queue: Queue = queue or make_queue(device_pool.device, driver)
         self._lock = self.queue.lock
-        self._front = front_of(self.queue, device_pool, host_pool, driver)
+        self.front = front_of(self.queue, device_pool, host_pool, driver)
         self._plan: Plan | None = None
 
     def copy(
@@ -68,31 +68,57 @@ class TransferBackend(ABC):
         source: PageRuns,
         target: PageRuns,
         inputs: Iterable[Mark] = (),
+        *,
+        alone: bool = False,
     ) -> Copied:
         """Move the pages of `source` to those of `target`, in order, and wait until it is done.
 
-        It begins after what the calling thread's current stream was given, and after `inputs`.
+        It begins after what the calling thread's current stream was given, and after `inputs`;
+        alone: the thread has given no stream anything that matters here, so there is no looking.
         Raises TransferError if the device refuses; RuntimeError if it is lost.
         """
-        return self.copy_lists(direction, self.read(direction, source, target), inputs)
+        front = self.front
+        if front is not None and self._plan is not None:
+            device, host = (source, target) if direction == "d2h" else (target, source)
+            with self._lock:
+                if front.read(device, host):
+                    copied = self.copy_at_once(direction, host, inputs, alone=alone)
+                    if copied is not None:
+                        return copied
+        return self.copy_lists(direction, lists_of(direction, source, target), inputs, alone=alone)
 
-    def read(self, direction: Direction, source: PageRuns, target: PageRuns) -> Lists:
-        """The two lists, for `copy_lists`."""
-        if self._front is None:
-            return lists_of(direction, source, target)
-        device, host = (source, target) if direction == "d2h" else (target, source)
-        return self._front.read(device, host)
+    def copy_at_once(
+        self, direction: Direction, host: PageRuns, inputs: Iterable[Mark] = (), *, alone: bool
+    ) -> Copied | None:
+        """`copy` of what the front has read, by one call; `host` are L2's pages of it. None where
+        the front refuses. For who has the queue's lock.
+        """
+        front, plan = self.front, self._plan
+        if front is None or plan is None:
+            return None
+        self._wait_for_inputs(inputs, alone=alone)
+        setup_ns = self._pin(host)
+        try:
+            device_ns = front.run(plan, direction)
+        except BaseException:
+            self._settle()
+            raise
+        return None if device_ns is None else Copied(device_ns, setup_ns)
 
-    def copy_lists(self, direction: Direction, lists: Lists, inputs: Iterable[Mark] = ()) -> Copied:
-        """`copy`, for who has cut the lists already."""
+    def copy_lists(
+        self,
+        direction: Direction,
+        lists: Lists,
+        inputs: Iterable[Mark] = (),
+        *,
+        alone: bool = False,
+    ) -> Copied:
+        """`copy`, for who has cut the lists already, without the front."""
         with self._lock:
-            setup_ns = self._begin(lists, inputs)
+            setup_ns = self._begin(lists, inputs, alone=alone)
             if not lists.pages:
                 return Copied(0, 0)
             try:
-                at_once_ns = self._move_at_once(direction, lists)
-                if at_once_ns is not None:
-                    return Copied(at_once_ns, setup_ns)
                 self.queue.start()
                 setup_ns += self._move(direction, lists)
                 return Copied(self.queue.stop(), setup_ns)
@@ -106,6 +132,8 @@ class TransferBackend(ABC):
         target: PageRuns,
         inputs: Iterable[Mark] = (),
         load: LayerLoad | None = None,
+        *,
+        alone: bool = False,
     ) -> LayerLoad:
         """Enqueue the load of pages layer by layer. Whoever reads a layer waits for it with
         `LayerLoad.wait_layer`; the next operation of this back-end comes after `finish`.
@@ -117,7 +145,7 @@ class TransferBackend(ABC):
         self._lock.acquire()
         try:
             lists = lists_of("h2d", source, target)
-            setup_ns = self._begin(lists, inputs)
+            setup_ns = self._begin(lists, inputs, alone=alone)
             load.begin(self.queue)
             if lists.pages:
                 setup_ns += self._move_layers(lists, load)
@@ -129,12 +157,6 @@ class TransferBackend(ABC):
             raise
         return load
 
-    def _move_at_once(self, direction: Direction, lists: Lists) -> int | None:
-        """The whole copy by the compiled front; the device's time in ns, None if it refuses."""
-        if self._front is None or self._plan is None:
-            return None
-        return self._front.run(self._plan, direction, lists)
-
     @abstractmethod
     def _move(self, direction: Direction, lists: Lists) -> int:
         """Enqueue the copy on `self.queue`, its end at least. Returns the set-up, in ns."""
@@ -142,10 +164,6 @@ class TransferBackend(ABC):
     @abstractmethod
     def _move_layers(self, lists: Lists, load: LayerLoad) -> int:
         """Enqueue the load of all layers in order, and tell `load` of each. Returns the set-up."""
-
-    def running(self) -> AbstractContextManager[None]:
-        """What is given to the device inside goes to this back-end's own stream."""
-        return self.queue.running()
 
     def close(self) -> None:
         """Wait for what is under way, and let go of work buffers."""
@@ -163,16 +181,21 @@ class TransferBackend(ABC):
         """All that this back-end enqueues on."""
         return (self.queue,)
 
-    def _begin(self, lists: Lists, inputs: Iterable[Mark]) -> int:
+    def _begin(self, lists: Lists, inputs: Iterable[Mark], *, alone: bool) -> int:
         """Wait for what comes before, check the lists, pin their pages; how long that took."""
-        self._wait_for_inputs(inputs)
+        self._wait_for_inputs(inputs, alone=alone)
         lists.check(self.name, self.device_pool, self.host_pool)
-        if self.host_pool.memory.pinned_bytes >= self.host_pool.memory.size_bytes:
-            return 0
-        return sum(self.host_pool.pin(first, count) for first, count in lists.host if count)
+        return self._pin(lists.host)
 
-    def _wait_for_inputs(self, inputs: Iterable[Mark]) -> None:
-        self.queue.after_caller()
+    def _pin(self, host: PageRuns) -> int:
+        memory = self.host_pool.memory
+        if memory.pinned_bytes >= memory.size_bytes:
+            return 0
+        return sum(self.host_pool.pin(first, count) for first, count in host if count)
+
+    def _wait_for_inputs(self, inputs: Iterable[Mark], *, alone: bool = False) -> None:
+        if not alone:
+            self.queue.after_caller()
         for mark in inputs:
             self.queue.wait(mark)
 

@@ -44,12 +44,14 @@ class TransferDevice:
         assert isinstance(operation, Copy)
         assert operation.direction == self._direction
         begun_ns = time.monotonic_ns()
-        # The default stream may be the model's: a copy that waited for it would hide nothing.
-        with self._backend.running():
-            if self._loads is None:
-                copied = self._backend.copy(self._direction, operation.source, operation.target)
-            else:
-                copied = self._load(operation, self._loads.of(control.number))
+        # Alone: the default stream may be the model's, and a copy that waited for it would hide
+        # nothing.
+        if self._loads is None:
+            copied = self._backend.copy(
+                self._direction, operation.source, operation.target, alone=True
+            )
+        else:
+            copied = self._load(operation, self._loads.of(control.number))
         finished_ns = time.monotonic_ns()
         # Set-up lies before what will recur, as far as the lane can tell.
         setup_ns = min(copied.setup_ns, finished_ns - begun_ns)
@@ -58,7 +60,7 @@ class TransferDevice:
 
     def _load(self, operation: Copy, load: LayerLoad) -> Copied:
         try:
-            self._backend.load_layers(operation.source, operation.target, load=load)
+            self._backend.load_layers(operation.source, operation.target, load=load, alone=True)
         except BaseException as error:
             load.fail(error)  # whoever waits for a layer is not to wait for ever
             raise

@@ -66,7 +66,7 @@ class Direct(TransferBackend):
             if driver is not None and not driver.copies_batches:
                 raise InputError("this CUDA driver copies no batches (12.8 and later do)")
         self._pieces = pieces
-        if pieces == "rows" and self._front is not None and self._front.copies_rows:
+        if pieces == "rows" and self.front is not None and self.front.copies_rows:
             self._plan = Plan.of("rows")
         self._parts = [
             _Part(

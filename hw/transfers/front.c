@@ -22,8 +22,9 @@ extern void PyErr_Clear(void);
 enum { H2D, D2H };
 enum { ROWS, STAGED, ZERO_COPY };
 enum { BUFFERS = 4, ARGUMENTS = 13 };
-/* The device begins with a batch when the driver has taken all of it: small ones, the first most. */
-enum { FIRST_PIECES = 8, PIECES = 64 };
+/* The device begins with a batch when the driver has taken all of it: small ones, the first most,
+ * and a piece that lasts long enough goes before it. */
+enum { FIRST_PIECES = 8, PIECES = 64, LONG_BYTES = 1 << 20 };
 enum { NOT_MINE = -1, NO_MEMORY = -2 };
 enum { HOST = 1, DEVICE = 2, IN_ORDER = 1 }; /* CU_MEMORYTYPE_*; the source is read in order */
 
@@ -370,11 +371,15 @@ static int dma(struct front *f, int direction, uint64_t buffer, int64_t first, i
             PASS(copy(f, direction, device[i], host[i], sizes[i]));
         return 0;
     }
-    int64_t most = FIRST_PIECES;
-    for (int64_t i = 0; i < found; i += most, most = i ? PIECES : most) {
-        int64_t count = found - i < most ? found - i : most;
-        PASS(copy_batch(f, i, count));
-        if (count < most) break;
+    int64_t sent = 0, most = FIRST_PIECES;
+    if (sizes[0] >= LONG_BYTES) {
+        PASS(copy(f, direction, device[0], host[0], sizes[0]));
+        sent = 1, most = PIECES;
+    }
+    for (; sent < found; most = PIECES) {
+        int64_t count = found - sent < most ? found - sent : most;
+        PASS(copy_batch(f, sent, count));
+        sent += count;
     }
     return 0;
 }
@@ -422,9 +427,8 @@ static int store(struct front *f, const struct plan *p) {
     int64_t by_row = p->row_pages < f->pages ? p->row_pages : f->pages, stop, chunk = 0;
     if (by_row == f->pages) return by_rows(f, D2H, 0, f->pages);
     if (by_row) {
-        PASS(record(f, f->listed, f->queue));
         PASS(by_rows(f, D2H, 0, by_row));
-        PASS(wait(f, p->side, f->listed));
+        PASS(wait(f, p->side, f->begin)); /* what the queue has waited for */
         PASS(upload(f, 1, p->side));
     }
     for (int64_t first = by_row; first < f->pages; first = stop, chunk++) {

@@ -20,7 +20,7 @@ ones are slow by rows, and there the last scatter is a small one, as the first g
 The library is made by `scripts/compile_loop.py` (of `make compiled`), under a name that holds a
 hash of its source. It is never in the way: where there is none, or HICACHE_COMPILED is 0, and for
 what it refuses (kernels that are not compiled yet, pages shorter than a DMA, batches of pieces,
-layers one by one), Python's back-ends do the same. Refuses to raise for lists that are wrong.
+layers one by one), Python's back-ends do the same. Refuses to say what is wrong with lists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ import torch
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool
 from hw.transfers.front_native import BUFFERS, DIRECTIONS, Ground, Library, Part, Plan, library
-from hw.transfers.lists import Lists
 
 if TYPE_CHECKING:
     from hw.transfers.driver import Direction, Driver
@@ -77,16 +76,6 @@ class Calls(Protocol):
         ...
 
 
-class Read(Lists):
-    """Two lists that a front has read: `number` is which of its readings that was."""
-
-    __slots__ = ("extents_in_all", "number")
-
-    def count_extents(self, pages_per_chunk: int) -> int:
-        """How many there are."""
-        return self.extents_in_all
-
-
 class Front:
     """Copies between two pools on one queue, for one thread at a time."""
 
@@ -101,7 +90,6 @@ class Front:
         self._library = library
         self._calls = calls
         self._pools = (device_pool, host_pool)
-        self._number = 0
         self._lists: tuple[torch.Tensor, torch.Tensor] | None = None
         layout = device_pool.layout
         self.ground = ground = Ground()
@@ -143,34 +131,23 @@ class Front:
         is_long = shortest >= ROW_BYTES and self.ground.page_bytes >= ROW_PAGE_BYTES
         return int(is_long and self.copies_rows)
 
-    def read(self, device: PageRuns, host: PageRuns) -> Lists:
-        """Two lists. What is wrong with them, `Lists.check` says."""
-        if self._library.read(self._at, device, host):
-            return Lists(device, host)
-        self._number += 1
-        ground = self.ground
-        lists = Read.within(
-            device, host,
-            (ground.pages, ground.low, ground.high),
-            (ground.host_count, ground.host_low, ground.host_high),
-        )  # fmt: skip
-        lists.extents_in_all, lists.number = ground.extents, self._number
-        return lists
+    def read(self, device: PageRuns, host: PageRuns) -> bool:
+        """Read two lists, for `run`; False for what it is not for: lists that are wrong, too.
 
-    def run(self, plan: Plan, direction: Direction, lists: Lists) -> int | None:
-        """Copy, and wait: the device's time in ns, or None where nothing was done.
+        `ground.pages` and `ground.extents` are of what was read last.
+        """
+        return not self._library.read(self._at, device, host)
+
+    def run(self, plan: Plan, direction: Direction) -> int | None:
+        """Copy what was read, and wait: the device's time in ns, or None where nothing was done.
 
         Raises TransferError if the device refuses; RuntimeError if it is lost.
         """
         ground = self.ground
-        if not isinstance(lists, Read) or lists.number != self._number:
-            lists = self.read(lists.device, lists.host)
-            if not isinstance(lists, Read):
-                return None
-        if plan.way and 2 * lists.pages > ground.list_room:
-            self._make_room(2 * lists.pages)
+        if plan.way and 2 * ground.pages > ground.list_room:
+            self._make_room(2 * ground.pages)
         self._calls.enter()
-        code = self._library.run(self._at, ctypes.addressof(plan), DIRECTIONS[direction])
+        code = self._library.run(self._at, plan.at, DIRECTIONS[direction])
         if not code:
             return ground.device_ns
         if code == -1:

@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import source_hash
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -70,6 +70,11 @@ class Plan(ctypes.Structure):
     def of(cls, way: Way) -> Plan:
         """A plan of one way."""
         return cls(way=WAYS[way])
+
+    @cached_property
+    def at(self) -> int:
+        """Its address."""
+        return ctypes.addressof(self)
 
     def learn(self, mover: Mover, *, dense: bool, programs: int = 0) -> None:
         """Take over the kernels that a mover has compiled. programs: at most so many; 0: any."""

@@ -12,7 +12,7 @@ first asked for. Refuses to reorder pages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,19 +56,6 @@ class Lists:
             arrays = self.arrays()
             self._bounds = (_bounds_of_pages(arrays.device), _bounds_of_pages(arrays.host))
         self.pages, self.host_pages = self._bounds[0][0], self._bounds[1][0]
-
-    @classmethod
-    def within(cls, device: PageRuns, host: PageRuns, *bounds: tuple[int, int, int]) -> Self:
-        """Lists whose bounds are known: of each side pages, the lowest or 0, and one more than the
-        highest.
-        """
-        lists = cls.__new__(cls)
-        lists.device, lists.host = device, host
-        lists.few = len(device) <= FEW_RUNS and len(host) <= FEW_RUNS
-        lists._arrays = lists._extents = None
-        lists._bounds = bounds[0], bounds[1]
-        lists.pages, lists.host_pages = bounds[0][0], bounds[1][0]
-        return lists
 
     def check(self, name: str, device_pool: DevicePool, host_pool: HostPool) -> None:
         """Raises TransferError, as `name`, for lists of two lengths or of pages that are not."""

@@ -82,12 +82,12 @@ class Staged(TransferBackend):
         self._freed: list[Mark | None] = [None] * buffers
         self._copier = HostCopier(copy_threads or min(8, os.cpu_count() or 1))
         # The front has as many buffers, and makes a DMA of every run.
-        if self._front is not None and buffers == BUFFERS and run_bytes <= self._stride:
+        if self.front is not None and buffers == BUFFERS and run_bytes <= self._stride:
             assert isinstance(self._beside, CudaQueue)
             self._plan = plan = Plan.of("staged")
             plan.side, plan.chunk_pages = self._beside.handle, chunk_pages
             plan.whole_pages, plan.head_pages, plan.tail_pages = self.cutter.limits
-            plan.row_pages = self._front.row_pages()
+            plan.row_pages = self.front.row_pages()
 
     def close(self) -> None:
         """Give the buffers back."""

@@ -46,7 +46,7 @@ class ZeroCopy(TransferBackend):
         # The interpreter's programs run one after the other and cost by the program.
         self.programs = programs if driver is not None else 1
         self._mover = Mover(device_pool, tiling(self.layout, tile_bytes), warps)
-        if self._front is not None:
+        if self.front is not None:
             self._plan = Plan.of("zero_copy")
 
     def copy_listed(

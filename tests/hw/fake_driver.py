@@ -8,7 +8,7 @@ import ctypes
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hicache.errors import TransferError
 from hw.pools import DevicePool, KvLayout
@@ -89,7 +89,7 @@ class FakeDriver:
             self._copy, self._copy_rows, self._copy_batch, self._launch, self._record, self._wait,
             self._await, self._elapsed,
         )  # fmt: skip
-        types = list(_TYPES)
+        types: list[tuple[Any, ...]] = list(_TYPES)
         if batches == "before":
             types[2] = _WITH_FAIL_INDEX
         self._kept = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,7 @@ from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, make_pools,
 
 from hicache.errors import TransferError
 from hw.pools import KvLayout
-from hw.transfers.front import Front, Read
+from hw.transfers.front import Front
 from hw.transfers.front_native import BUFFERS, Plan, Way
 from hw.transfers.lists import Lists, expand, runs_of
 
@@ -56,7 +54,8 @@ class Rig:
             else:
                 here[:, on_host] = there[:, on_device]
         took_ns = 250_000 if len(on_device) else 0
-        assert self.front.run(self.plan, direction, self.front.read(*lists)) == took_ns
+        assert self.front.read(*lists)
+        assert self.front.run(self.plan, direction) == took_ns
         assert self.driver.under_way == 0
         for wanted, pool in ((device, self.device), (host, self.host)):
             for part, found in zip(wanted, pieces(pool), strict=True):
@@ -129,8 +128,9 @@ def test_each_call_that_is_refused_is_named_and_the_last_one_enqueued(library, d
     }  # fmt: skip
     for number, made in enumerate(calls.driver.made):
         rig = Rig(library, LAYOUT, way, cut=(1, 1, 1, 1, 1), fails=number)
+        assert rig.front.read(*lists)
         with pytest.raises(TransferError, match=f"^{names[made]}: 1$"):
-            rig.front.run(rig.plan, direction, rig.front.read(*lists))
+            rig.front.run(rig.plan, direction)
         assert rig.driver.calls == number + 1
         rig.driver.fails = None
         rig.driver.settle()
@@ -140,10 +140,11 @@ def test_each_call_that_is_refused_is_named_and_the_last_one_enqueued(library, d
 def test_what_it_is_not_for_is_left_to_python(library):
     lists = random_lists(1, 5)
     without_kernels = Rig(library, LAYOUT, "staged", missing=True)
-    assert without_kernels.front.run(without_kernels.plan, "h2d", Lists(*lists)) is None
     without_buffers = Rig(library, LAYOUT, "staged")
     without_buffers.plan.work_address = 0
-    assert without_buffers.front.run(without_buffers.plan, "d2h", Lists(*lists)) is None
+    for rig in (without_kernels, without_buffers):
+        assert rig.front.read(*lists)
+        assert rig.front.run(rig.plan, "h2d") is None
     assert without_kernels.driver.calls == without_buffers.driver.calls == 0
     # No kernel is needed where all pages go by rows.
     without_kernels.plan.row_pages = 5
@@ -166,20 +167,8 @@ def test_what_it_is_not_for_is_left_to_python(library):
 )
 def test_lists_that_are_wrong_or_of_another_form_are_not_its_own(library, device, host):
     rig = Rig(library, LAYOUT, "rows")
-    code = rig.front._library.read(ctypes.addressof(rig.front.ground), device, host)
-    assert code == -1
+    assert not rig.front.read(device, host)
     assert rig.driver.calls == 0
-
-
-def test_lists_that_others_have_read_meanwhile_are_read_again(library):
-    rig = Rig(library, LAYOUT, "rows")
-    first, second = random_lists(1, 5), random_lists(2, 3)
-    early = rig.front.read(*first)
-    rig.check("h2d", second)
-    on_device, on_host = (torch.from_numpy(expand(runs)) for runs in first)
-    wanted = [part[:, on_host] for part in pieces(rig.host)]
-    assert rig.front.run(rig.plan, "h2d", early) is not None
-    assert all(map(torch.equal, wanted, [part[:, on_device] for part in pieces(rig.device)]))
 
 
 @given(
@@ -196,9 +185,7 @@ def test_it_finds_the_extents_that_python_finds(library, seed, count, per_chunk)
         for _ in range(int(generator.integers(0, 3))):
             order = np.roll(order, int(generator.integers(0, max(1, count))))
         runs.append(tuple((int(page), 1) for page in order))
-    lists = rig.front.read(*runs)
-    assert isinstance(lists, Read)
+    assert rig.front.read(*runs)
     wanted = Lists(*runs).extents(rig.host.pages_per_chunk)
-    assert lists.count_extents(rig.host.pages_per_chunk) == len(wanted)
-    assert (lists.pages, lists.host_pages) == (count, count)
+    assert (rig.front.ground.pages, rig.front.ground.extents) == (count, len(wanted))
     rig.check("d2h", runs)
