@@ -34,10 +34,11 @@ import torch
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool
 from hw.transfers.front_native import BUFFERS, DIRECTIONS, Ground, Library, Part, Plan, library
+from hw.transfers.queues import CudaQueue
 
 if TYPE_CHECKING:
     from hw.transfers.driver import Direction, Driver
-    from hw.transfers.queues import CudaQueue, Queue
+    from hw.transfers.queues import Queue
 
 _CALLS = (
     "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventRecord",
@@ -175,16 +176,15 @@ def front_of(
     queue: Queue, device_pool: DevicePool, host_pool: HostPool, driver: Driver | None
 ) -> Front | None:
     """The front of a queue, made when it is first asked for; None where there is none."""
-    if driver is None:
+    if driver is None or not isinstance(queue, CudaQueue):
         return None
-    cuda_queue: CudaQueue = queue  # pyright: ignore[reportAssignmentType]
-    known = cuda_queue.front
+    known = queue.front
     if known is not None and known.serves(device_pool, host_pool):
         return known
     found = library()
     if found is None:
         return None
-    made = Front(found, driver, device_pool, host_pool, cuda_queue.handle)
+    made = Front(found, driver, device_pool, host_pool, queue.handle)
     if known is None:
-        cuda_queue.front = made
+        queue.front = made
     return made
