@@ -14,7 +14,6 @@ Of two that take about the same, the one without kernels is picked. Refuses to h
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
@@ -83,19 +82,17 @@ class Traffic:
     """Which directions are busy now; shared by the back-ends of one link. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running = {"h2d": 0, "d2h": 0}
+        # Lists, whose ends change in one step: no lock.
+        self._running: dict[Direction, list[None]] = {"h2d": [], "d2h": []}
 
     def enter(self, direction: Direction) -> str:
         """A transfer begins; says what the other direction is: "busy" or "idle"."""
-        with self._lock:
-            self._running[direction] += 1
-            return "busy" if self._running["d2h" if direction == "h2d" else "h2d"] else "idle"
+        self._running[direction].append(None)
+        return "busy" if self._running["d2h" if direction == "h2d" else "h2d"] else "idle"
 
     def leave(self, direction: Direction) -> None:
         """It has ended."""
-        with self._lock:
-            self._running[direction] -= 1
+        self._running[direction].pop()
 
 
 class Auto:
@@ -135,38 +132,23 @@ class Auto:
         """As `TransferBackend.copy`."""
         other = self.traffic.enter(direction)
         try:
-            copied = self._copy_at_once(direction, source, target, other, inputs, alone=alone)
-            if copied is not None:
-                return copied
+            front = self._front
+            if front is not None:
+                device, host = (source, target) if direction == "d2h" else (target, source)
+                with self._lock:
+                    found = front.read(device, host)
+                    if found is not None and found[0]:
+                        self.picked = self.pick_of(direction, *found, other, self._names)
+                        backend = self.candidates[self.picked]
+                        copied = backend.copy_at_once(direction, host, inputs, alone=alone)
+                        if copied is not None:
+                            return copied
             lists = lists_of(direction, source, target)
             self.picked = self.pick(direction, lists, other, self._names)
             backend = self.candidates[self.picked]
             return backend.copy_lists(direction, lists, inputs, alone=alone)
         finally:
             self.traffic.leave(direction)
-
-    def _copy_at_once(
-        self,
-        direction: Direction,
-        source: PageRuns,
-        target: PageRuns,
-        other: str,
-        inputs: Iterable[Mark],
-        *,
-        alone: bool,
-    ) -> Copied | None:
-        """Through the front that the candidates share; None where there is none, or it refuses."""
-        front = self._front
-        if front is None:
-            return None
-        device, host = (source, target) if direction == "d2h" else (target, source)
-        with self._lock:
-            if not front.read(device, host) or not front.ground.pages:
-                return None
-            self.picked = self.pick_of(
-                direction, front.ground.pages, front.ground.extents, other, self._names
-            )
-            return self.candidates[self.picked].copy_at_once(direction, host, inputs, alone=alone)
 
     def load_layers(
         self,

@@ -61,6 +61,7 @@ class TransferBackend(ABC):
         self._lock = self.queue.lock
         self.front = front_of(self.queue, device_pool, host_pool, driver)
         self._plan: Plan | None = None
+        self._is_pinned = False  # all of L2
 
     def copy(
         self,
@@ -81,7 +82,7 @@ class TransferBackend(ABC):
         if front is not None and self._plan is not None:
             device, host = (source, target) if direction == "d2h" else (target, source)
             with self._lock:
-                if front.read(device, host):
+                if front.read(device, host) is not None:
                     copied = self.copy_at_once(direction, host, inputs, alone=alone)
                     if copied is not None:
                         return copied
@@ -96,8 +97,9 @@ class TransferBackend(ABC):
         front, plan = self.front, self._plan
         if front is None or plan is None:
             return None
-        self._wait_for_inputs(inputs, alone=alone)
-        setup_ns = self._pin(host)
+        if inputs or not alone:
+            self._wait_for_inputs(inputs, alone=alone)
+        setup_ns = 0 if self._is_pinned else self._pin(host)
         try:
             device_ns = front.run(plan, direction)
         except BaseException:
@@ -190,6 +192,7 @@ class TransferBackend(ABC):
     def _pin(self, host: PageRuns) -> int:
         memory = self.host_pool.memory
         if memory.pinned_bytes >= memory.size_bytes:
+            self._is_pinned = True
             return 0
         return sum(self.host_pool.pin(first, count) for first, count in host if count)
 

@@ -88,7 +88,7 @@ class Front:
         host_pool: HostPool,
         queue_handle: int | None,
     ) -> None:
-        self._library = library
+        self._read, self._run = library.read, library.run
         self._calls = calls
         self._pools = (device_pool, host_pool)
         self._lists: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -132,12 +132,14 @@ class Front:
         is_long = shortest >= ROW_BYTES and self.ground.page_bytes >= ROW_PAGE_BYTES
         return int(is_long and self.copies_rows)
 
-    def read(self, device: PageRuns, host: PageRuns) -> bool:
-        """Read two lists, for `run`; False for what it is not for: lists that are wrong, too.
-
-        `ground.pages` and `ground.extents` are of what was read last.
+    def read(self, device: PageRuns, host: PageRuns) -> tuple[int, int] | None:
+        """Read two lists, for `run`: how many pages there are, in how many extents. None for what
+        it is not for: lists that are wrong, too.
         """
-        return not self._library.read(self._at, device, host)
+        if self._read(self._at, device, host):
+            return None
+        ground = self.ground
+        return ground.pages, ground.extents
 
     def run(self, plan: Plan, direction: Direction) -> int | None:
         """Copy what was read, and wait: the device's time in ns, or None where nothing was done.
@@ -148,7 +150,7 @@ class Front:
         if plan.way and 2 * ground.pages > ground.list_room:
             self._make_room(2 * ground.pages)
         self._calls.enter()
-        code = self._library.run(self._at, plan.at, DIRECTIONS[direction])
+        code = self._run(self._at, plan.at, DIRECTIONS[direction])
         if not code:
             return ground.device_ns
         if code == -1:

@@ -167,7 +167,7 @@ def test_what_it_is_not_for_is_left_to_python(library):
 )
 def test_lists_that_are_wrong_or_of_another_form_are_not_its_own(library, device, host):
     rig = Rig(library, LAYOUT, "rows")
-    assert not rig.front.read(device, host)
+    assert rig.front.read(device, host) is None
     assert rig.driver.calls == 0
 
 
@@ -185,7 +185,6 @@ def test_it_finds_the_extents_that_python_finds(library, seed, count, per_chunk)
         for _ in range(int(generator.integers(0, 3))):
             order = np.roll(order, int(generator.integers(0, max(1, count))))
         runs.append(tuple((int(page), 1) for page in order))
-    assert rig.front.read(*runs)
     wanted = Lists(*runs).extents(rig.host.pages_per_chunk)
-    assert (rig.front.ground.pages, rig.front.ground.extents) == (count, len(wanted))
+    assert rig.front.read(*runs) == (count, len(wanted))
     rig.check("d2h", runs)
