@@ -22,9 +22,8 @@ extern void PyErr_Clear(void);
 enum { H2D, D2H };
 enum { ROWS, STAGED, ZERO_COPY };
 enum { BUFFERS = 4, ARGUMENTS = 13 };
-/* The device begins with a batch when the driver has taken all of it: small ones, the first most,
- * and a piece that lasts long enough goes before it. */
-enum { FIRST_PIECES = 8, PIECES = 64, LONG_BYTES = 1 << 20 };
+/* The device begins with a batch when the driver has taken all of it: small ones, the first most. */
+enum { FIRST_PIECES = 8, PIECES = 64 };
 enum { NOT_MINE = -1, NO_MEMORY = -2 };
 enum { HOST = 1, DEVICE = 2, IN_ORDER = 1 }; /* CU_MEMORYTYPE_*; the source is read in order */
 
@@ -66,7 +65,8 @@ struct plan { /* one back-end's */
     /* Work buffers: address 0 until there are any. */
     int64_t work_address, chunk_pages;
     /* Chunks of a staged transfer, in pages: see front.py. */
-    int64_t whole_pages, head_pages, tail_pages, row_pages;
+    int64_t whole_pages, head_pages, tail_pages;
+    int64_t row_layers; /* of the page at the open end, that go by rows */
     struct kernel kernel[2]; /* by direction */
 };
 
@@ -268,13 +268,16 @@ static int one_copy_of_rows(struct front *f, int direction, uint64_t device, uin
     return 0;
 }
 
-/* `pages` pages that are consecutive on both sides: layer by layer, or page by page. */
-static int rows_of(struct front *f, int direction, int64_t device, int64_t host, int64_t pages) {
+/* Some layers of `pages` pages that are consecutive on both sides: layer by layer, or page by page,
+ * whichever is fewer copies. */
+static int rows_of(struct front *f, int direction, int64_t device, int64_t host, int64_t pages,
+                   int64_t first, int64_t layers) {
     for (int64_t part = 0; part < f->parts; part++) {
         struct part *p = &f->part[part];
-        uint64_t here = p->device + device * p->width, there = p->host + host * f->page_bytes;
-        if (f->layers <= pages) {
-            for (int64_t layer = 0; layer < f->layers; layer++)
+        uint64_t here = p->device + device * p->width + first * p->pitch;
+        uint64_t there = p->host + host * f->page_bytes + first * f->layer_bytes;
+        if (layers <= pages) {
+            for (int64_t layer = 0; layer < layers; layer++)
                 PASS(one_copy_of_rows(f, direction, here + layer * p->pitch,
                                       there + layer * f->layer_bytes, p->width, f->page_bytes,
                                       p->width, pages));
@@ -282,23 +285,17 @@ static int rows_of(struct front *f, int direction, int64_t device, int64_t host,
             for (int64_t page = 0; page < pages; page++)
                 PASS(one_copy_of_rows(f, direction, here + page * p->width,
                                       there + page * f->page_bytes, p->pitch, f->layer_bytes,
-                                      p->width, f->layers));
+                                      p->width, layers));
         }
     }
     return 0;
 }
 
-/* The pages [first, stop) of the lists. */
-static int by_rows(struct front *f, int direction, int64_t first, int64_t stop) {
-    int64_t place = 0;
-    for (int64_t i = 0; i < f->extents && place < stop; i++) {
-        int64_t *each = f->extent[i], begin = place, end = place + each[2];
-        place = end;
-        if (end <= first) continue;
-        if (begin < first) begin = first;
-        if (end > stop) end = stop;
-        int64_t skipped = begin - (place - each[2]);
-        PASS(rows_of(f, direction, each[0] + skipped, each[1] + skipped, end - begin));
+/* All pages of the lists. */
+static int by_rows(struct front *f, int direction) {
+    for (int64_t i = 0; i < f->extents; i++) {
+        int64_t *each = f->extent[i];
+        PASS(rows_of(f, direction, each[0], each[1], each[2], 0, f->layers));
     }
     return 0;
 }
@@ -317,14 +314,16 @@ static int upload(struct front *f, int sides, void *stream) {
     return 0;
 }
 
-static int launch(struct front *f, const struct kernel *k, int64_t packed, int64_t first, int64_t count,
-                  void *stream) {
-    int64_t tiles = (count * f->layers + k->rows - 1) / k->rows * k->tiles_each;
+/* Some layers of the pages [first, first + count) of the lists; `packed`: where they are in one. */
+static int launch(struct front *f, const struct kernel *k, int64_t packed, int64_t first,
+                  int64_t count, int64_t layer, int64_t layers, void *stream) {
+    int64_t tiles = (count * layers + k->rows - 1) / k->rows * k->tiles_each;
     int64_t programs = k->programs && k->programs < tiles ? k->programs : tiles;
+    if (!tiles) return 0;
     /* The driver reads as many bytes of each as its kernel has: the low ones of smaller numbers. */
     int64_t values[ARGUMENTS] = {
-        f->device_address, packed, f->list_device, f->list_device + 4 * f->pages, first, count, 0,
-        f->layers, k->pool_pages, k->v_start_words, f->page_bytes / k->word_bytes, 0, 0};
+        f->device_address, packed, f->list_device, f->list_device + 4 * f->pages, first, count,
+        layer, layers, k->pool_pages, k->v_start_words, f->page_bytes / k->word_bytes, 0, 0};
     void *arguments[ARGUMENTS];
     for (int i = 0; i < ARGUMENTS; i++) arguments[i] = &values[i];
     TRY(LAUNCH, f->launch(k->function, programs, 1, 1, k->threads, 1, 1, k->shared_bytes, stream,
@@ -338,8 +337,10 @@ static int64_t buffer_of(struct front *f, const struct plan *p, int64_t chunk) {
 
 /* ---- Through work buffers ------------------------------------------------------------------- */
 
-/* The DMAs of the pages [first, stop) of the lists between L2 and a buffer, each run one. */
-static int dma(struct front *f, int direction, uint64_t buffer, int64_t first, int64_t stop) {
+/* The DMAs of the pages [first, stop) of the lists between L2 and a buffer, each run one; without
+ * `skipped` bytes of the first page (when storing) or of the last (when loading). */
+static int dma(struct front *f, int direction, uint64_t buffer, int64_t first, int64_t stop,
+               int64_t skipped) {
     if (stop - first > f->piece_room) {
         free(f->pieces);
         f->pieces = malloc(3 * (stop - first) * sizeof *f->pieces);
@@ -366,16 +367,17 @@ static int dma(struct front *f, int direction, uint64_t buffer, int64_t first, i
             begin += step, page += step, last = page;
         }
     }
+    if (direction == H2D) {
+        sizes[found - 1] -= skipped;
+    } else {
+        device[0] += skipped, host[0] += skipped, sizes[0] -= skipped;
+    }
     if (found == 1 || !f->copy_batch) {
         for (int64_t i = 0; i < found; i++)
             PASS(copy(f, direction, device[i], host[i], sizes[i]));
         return 0;
     }
-    int64_t sent = 0, most = FIRST_PIECES;
-    if (sizes[0] >= LONG_BYTES) {
-        PASS(copy(f, direction, device[0], host[0], sizes[0]));
-        sent = 1, most = PIECES;
-    }
+    int64_t most = FIRST_PIECES, sent = 0;
     for (; sent < found; most = PIECES) {
         int64_t count = found - sent < most ? found - sent : most;
         PASS(copy_batch(f, sent, count));
@@ -384,68 +386,82 @@ static int dma(struct front *f, int direction, uint64_t buffer, int64_t first, i
     return 0;
 }
 
-/* Where the chunk that begins at `first` ends, of the pages up to `stop`. */
+/* Where the chunk that begins at `first` ends. `hidden`: something else is at the open end. What is
+ * there is small, since it is waited for, or hides under little. */
 static int64_t cut(const struct plan *p, int direction, int64_t first, int64_t stop, int hidden) {
-    int64_t left = stop - first, tail = direction == H2D ? p->tail_pages : 0;
-    if (hidden) return first + (left < p->chunk_pages ? left : p->chunk_pages);
+    int64_t left = stop - first, most = p->chunk_pages;
     if (!first && left <= p->whole_pages) return stop; /* marks would take longer than they hide */
-    if (left <= tail) return stop;
-    int64_t most = first ? p->chunk_pages : p->head_pages;
-    return first + (left - tail < most ? left - tail : most);
+    int64_t open = hidden ? p->whole_pages : direction == H2D ? p->tail_pages : p->head_pages;
+    if (direction == H2D) {
+        if (left <= open) return stop;
+        left -= open;
+        if (!first && !hidden) most = p->head_pages;
+    } else if (!first)
+        most = open;
+    return first + (left < most ? left : most);
 }
 
-/* DMAs and scatters, chunk by chunk; what comes last hides the scatter before it. */
+/* DMAs and scatters, chunk by chunk; the rows that come last hide the scatter before them. */
 static int load(struct front *f, const struct plan *p) {
     const struct kernel *k = &p->kernel[H2D];
-    int64_t by_row = p->row_pages < f->pages ? p->row_pages : f->pages;
-    int64_t staged = f->pages - by_row, stop, chunk = 0;
-    for (int64_t first = 0; first < staged; first = stop, chunk++) {
+    int64_t stop, chunk = 0, kept = f->layers - p->row_layers;
+    for (int64_t first = 0; first < f->pages; first = stop, chunk++) {
         int buffer = chunk % BUFFERS;
-        stop = cut(p, H2D, first, staged, by_row > 0);
+        int64_t at = buffer_of(f, p, chunk);
+        stop = cut(p, H2D, first, f->pages, p->row_layers > 0);
+        int is_last = stop == f->pages;
         if (chunk >= BUFFERS) PASS(wait(f, f->queue, f->free[buffer]));
-        PASS(dma(f, H2D, buffer_of(f, p, chunk), first, stop));
-        if (!chunk) PASS(upload(f, 1, p->side));
-        if (stop == staged && !by_row) { /* nothing hides this one */
+        PASS(dma(f, H2D, at, first, stop, is_last ? p->row_layers * f->layer_bytes : 0));
+        if (is_last && !p->row_layers) { /* nothing hides this one */
+            if (!chunk) PASS(upload(f, 1, p->side));
             PASS(record(f, f->listed, p->side));
             PASS(wait(f, f->queue, f->listed));
-            PASS(launch(f, k, buffer_of(f, p, chunk), first, stop - first, f->queue));
-            return 0;
+            return launch(f, k, at, first, stop - first, 0, f->layers, f->queue);
         }
         PASS(record(f, f->there[buffer], f->queue));
+        if (is_last) {
+            int64_t *each = f->extent[f->extents - 1], last = each[2] - 1;
+            PASS(rows_of(f, H2D, each[0] + last, each[1] + last, 1, kept, p->row_layers));
+        }
+        if (!chunk) PASS(upload(f, 1, p->side));
         PASS(wait(f, p->side, f->there[buffer]));
-        PASS(launch(f, k, buffer_of(f, p, chunk), first, stop - first, p->side));
+        PASS(launch(f, k, at, first, stop - first - is_last, 0, f->layers, p->side));
+        if (is_last)
+            PASS(launch(f, k, at + (stop - 1 - first) * f->page_bytes, stop - 1, 1, 0, kept,
+                        p->side));
         PASS(record(f, f->free[buffer], p->side));
     }
-    PASS(by_rows(f, H2D, staged, f->pages));
-    if (chunk) PASS(wait(f, f->queue, f->free[(chunk - 1) % BUFFERS]));
-    return 0;
+    return wait(f, f->queue, f->free[(chunk - 1) % BUFFERS]);
 }
 
-/* The same backwards: the first pages go by rows while the others are gathered. */
+/* The same backwards: the rows that go first hide the gather of what follows. */
 static int store(struct front *f, const struct plan *p) {
     const struct kernel *k = &p->kernel[D2H];
-    int64_t by_row = p->row_pages < f->pages ? p->row_pages : f->pages, stop, chunk = 0;
-    if (by_row == f->pages) return by_rows(f, D2H, 0, f->pages);
+    int64_t stop, chunk = 0, by_row = p->row_layers;
     if (by_row) {
-        PASS(by_rows(f, D2H, 0, by_row));
+        PASS(rows_of(f, D2H, f->extent[0][0], f->extent[0][1], 1, 0, by_row));
         PASS(wait(f, p->side, f->begin)); /* what the queue has waited for */
         PASS(upload(f, 1, p->side));
     }
-    for (int64_t first = by_row; first < f->pages; first = stop, chunk++) {
-        int buffer = chunk % BUFFERS;
+    for (int64_t first = 0; first < f->pages; first = stop, chunk++) {
+        int buffer = chunk % BUFFERS, is_first = !chunk && by_row;
+        int64_t at = buffer_of(f, p, chunk);
         stop = cut(p, D2H, first, f->pages, by_row > 0);
         if (!chunk && !by_row) { /* the queue goes on to its DMA: nothing to wait for */
             PASS(upload(f, 1, f->queue));
-            PASS(launch(f, k, buffer_of(f, p, chunk), first, stop - first, f->queue));
+            PASS(launch(f, k, at, first, stop - first, 0, f->layers, f->queue));
             PASS(record(f, f->listed, f->queue));
             PASS(wait(f, p->side, f->listed));
         } else {
             if (chunk >= BUFFERS) PASS(wait(f, p->side, f->free[buffer]));
-            PASS(launch(f, k, buffer_of(f, p, chunk), first, stop - first, p->side));
+            if (is_first)
+                PASS(launch(f, k, at, 0, 1, by_row, f->layers - by_row, p->side));
+            PASS(launch(f, k, at + is_first * f->page_bytes, first + is_first,
+                        stop - first - is_first, 0, f->layers, p->side));
             PASS(record(f, f->there[buffer], p->side));
             PASS(wait(f, f->queue, f->there[buffer]));
         }
-        PASS(dma(f, D2H, buffer_of(f, p, chunk), first, stop));
+        PASS(dma(f, D2H, at, first, stop, is_first ? by_row * f->layer_bytes : 0));
         PASS(record(f, f->free[buffer], f->queue));
     }
     return 0;
@@ -453,18 +469,22 @@ static int store(struct front *f, const struct plan *p) {
 
 /* ---- All of it ------------------------------------------------------------------------------ */
 
+static int is_all_rows(struct front *f, const struct plan *p) {
+    return p->way == ROWS || (p->way == STAGED && p->row_layers && f->pages == 1);
+}
+
 static int enqueue(struct front *f, const struct plan *p, int direction) {
-    if (p->way == ROWS) return by_rows(f, direction, 0, f->pages);
+    if (is_all_rows(f, p)) return by_rows(f, direction);
     if (p->way == STAGED) return direction == H2D ? load(f, p) : store(f, p);
     PASS(upload(f, 2, f->queue));
-    return launch(f, &p->kernel[direction], f->host_address, 0, f->pages, f->queue);
+    return launch(f, &p->kernel[direction], f->host_address, 0, f->pages, 0, f->layers, f->queue);
 }
 
 /* Copy what was read last, and wait. 0; NOT_MINE before anything was enqueued; NO_MEMORY or the
  * driver's error at any time: then what was enqueued must still be waited for.
  */
 int front_run(struct front *f, const struct plan *p, int direction) {
-    int has_kernel = p->way == ZERO_COPY || (p->way == STAGED && f->pages > p->row_pages);
+    int has_kernel = !is_all_rows(f, p);
     if (has_kernel && (!p->kernel[direction].function || 2 * f->pages > f->list_room))
         return NOT_MINE;
     if (has_kernel && p->way == STAGED && !p->work_address) return NOT_MINE;

@@ -9,14 +9,14 @@ ten of the 185 that 9 MiB take to cross the link, twenty where pages are small. 
 
     rows        all by the DMA engine's copies of rows                    (`direct`)
     staged      whole pages by DMA, a kernel between a buffer and L1      (`staged`)
-                load   queue  |DMA 0|DMA 1|DMA 2|rows: last page|
-                       side         |scatter 0|scatter 1|scatter 2|
-                store  queue  |rows: first page|DMA 1|DMA 2|DMA 3|
-                       side    |gather 1|gather 2|gather 3|
+                load   queue  |DMA 0|DMA 1|DMA 2|rows|       rows: layers of the last page
+                       side         |scat 0|scat 1|scat 2|
+                store  queue  |rows|DMA 0|DMA 1|DMA 2|       rows: layers of the first page
+                       side   |gath 0|gath 1|gath 2|
     zero copy   one kernel on L2's pages                                  (`zero_copy`)
 
-No kernel is waited for where pages of pieces of 32 KiB go by rows at the open end; smaller
-ones are slow by rows, and there the last scatter is a small one, as the first gather is.
+No kernel is waited for where half a page goes by rows at the open end. Pieces under 32 KiB are slow
+by rows: there the last scatter is a small one, as the first gather is.
 The library is made by `scripts/compile_loop.py` (of `make compiled`), under a name that holds a
 hash of its source. It is never in the way: where there is none, or HICACHE_COMPILED is 0, and for
 what it refuses (kernels that are not compiled yet, pages shorter than a DMA, batches of pieces,
@@ -44,8 +44,8 @@ _CALLS = (
     "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventRecord",
     "cuStreamWaitEvent", "cuEventSynchronize", "cuEventElapsedTime",
 )  # fmt: skip
-# Rows so long cross at nine tenths of the link's speed, and a page so large hides a scatter.
-ROW_BYTES, ROW_PAGE_BYTES = 32 << 10, 1 << 20
+# Rows so long cross at nine tenths of the link's speed, and half of such a page hides a scatter.
+ROW_BYTES, ROW_PAGE_BYTES = 32 << 10, 2 << 20
 
 
 class Calls(Protocol):
@@ -125,12 +125,12 @@ class Front:
         """Whether these are its pools."""
         return self._pools[0] is device_pool and self._pools[1] is host_pool
 
-    def row_pages(self) -> int:
-        """How many pages of a staged copy go by rows at its open end."""
+    def row_layers(self) -> int:
+        """How many layers of the page at a staged copy's open end go by rows: half, or none."""
         layout = self._pools[0].layout
         shortest = min(layout.piece_bytes(part) for part in range(layout.parts))
         is_long = shortest >= ROW_BYTES and self.ground.page_bytes >= ROW_PAGE_BYTES
-        return int(is_long and self.copies_rows)
+        return layout.layers // 2 if is_long and self.copies_rows else 0
 
     def read(self, device: PageRuns, host: PageRuns) -> tuple[int, int] | None:
         """Read two lists, for `run`: how many pages there are, in how many extents. None for what

@@ -61,7 +61,7 @@ class Plan(ctypes.Structure):
         ("way", ctypes.c_int64),
         ("side", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in (
-            "work_address", "chunk_pages", "whole_pages", "head_pages", "tail_pages", "row_pages",
+            "work_address", "chunk_pages", "whole_pages", "head_pages", "tail_pages", "row_layers",
         )),
         ("kernel", Kernel * 2),
     )  # fmt: skip

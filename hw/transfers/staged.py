@@ -87,7 +87,7 @@ class Staged(TransferBackend):
             self._plan = plan = Plan.of("staged")
             plan.side, plan.chunk_pages = self._beside.handle, chunk_pages
             plan.whole_pages, plan.head_pages, plan.tail_pages = self.cutter.limits
-            plan.row_pages = self.front.row_pages()
+            plan.row_layers = self.front.row_layers()
 
     def close(self) -> None:
         """Give the buffers back."""
