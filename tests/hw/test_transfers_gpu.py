@@ -40,6 +40,10 @@ MAKE = BACKENDS | {
 LARGER = KvLayout(
     layers=9, kv_heads=8, head_dim_k=128, head_dim_v=128, page_size_tokens=16, dtype="bf16"
 )
+# Pages of 2.25 MiB, of which half may go by rows.
+LONG_ROWS = KvLayout(
+    layers=36, kv_heads=8, head_dim_k=128, head_dim_v=128, page_size_tokens=16, dtype="bf16"
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,31 @@ def test_pages_cross_the_link_bit_by_bit(driver, name, layout, direction):
         device = runs_of(generator.permutation(DEVICE_PAGES)[:count])
         host = runs_of(generator.permutation(HOST_PAGES)[:count])
         check_copy(backend, direction, (device, host))
+    backend.close()
+
+
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+@pytest.mark.parametrize("layout", [LAYOUTS["gqa_bf16"], LONG_ROWS], ids=["short", "long rows"])
+@pytest.mark.parametrize("name", ["direct", "staged", "staged_by_dma", "zero_copy", "auto"])
+def test_copies_by_one_call_are_exact(driver, name, layout, direction, monkeypatch):
+    pools = on_gpu(driver, layout)
+    backend = MAKE[name](*pools, driver) if name in MAKE else make_backend(name, *pools, driver)
+    parts = list(backend.candidates.values()) if isinstance(backend, Auto) else [backend]
+    if parts[0].front is None:
+        pytest.skip("the front of copies is not compiled here")
+    if layout is not LONG_ROWS and name in ("staged", "auto"):
+        pytest.skip("pages so short are copied together by the CPU first")
+    check_copy(backend, direction, LISTS["one run"])  # compiles kernels
+
+    def refuse(*_: object) -> int:
+        raise AssertionError("Python enqueued it")
+
+    for part in parts:
+        monkeypatch.setattr(part, "_move", refuse)
+    for lists in LISTS.values():
+        check_copy(backend, direction, lists)
+    with pytest.raises(TransferError, match="2 pages of L1 against 3 of L2"):
+        backend.copy("h2d", ((0, 3),), ((0, 2),))
     backend.close()
 
 
