@@ -156,7 +156,7 @@ def programs_sweep(bench: Bench) -> list[dict]:
             source, target = lists if direction == "d2h" else lists[::-1]
             backend.copy(direction, source, target)
             time_us = timed_us(
-                lambda b=backend, d=direction, s=source, t=target: b.copy(d, s, t), 3
+                lambda b=backend, d=direction, s=source, t=target: b.copy(d, s, t, alone=True), 3
             )
             row[direction] = gib_s(count * bench.layout.page_bytes, time_us)
         rows.append(row)

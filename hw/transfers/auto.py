@@ -317,7 +317,7 @@ class _Background:
                     for _ in range(2 + 2 * bytes_moved // self._size_bytes):
                         self._copy_back(direction)
                 start_ns = time.monotonic_ns()
-                backends[name].copy(direction, source, target)
+                backends[name].copy(direction, source, target, alone=True)
                 times[name].append(time.monotonic_ns() - start_ns)
                 self._queue.mark().synchronize()
         return {name: sorted(each)[len(each) // 2] for name, each in times.items()}
