@@ -63,6 +63,7 @@ class Checker:
             "staged": Staged(*pools),
             "staged_by_cpu": Staged(*pools, chunk_bytes=small, run_bytes=1 << 30),
             "staged_by_dma": Staged(*pools, chunk_bytes=small, run_bytes=1),
+            "staged_by_rows": Staged(*pools, chunk_bytes=small, run_bytes=1, row_layers=2),
         }
         if driver is None or driver.copies_batches:
             self.backends["direct_batch"] = BACKENDS["direct_batch"](*pools)

@@ -48,7 +48,9 @@ GROUP_BYTES, LAYER_GROUPS = 64 << 10, 12
 
 
 class Staged(TransferBackend):
-    """See the module. Sizes in bytes; `copy_threads`: how many share the CPU's copies."""
+    """See the module. Sizes in bytes; `copy_threads`: how many share the CPU's copies;
+    `row_layers`: how many layers of a page go by rows at the open end, where the front copies.
+    """
 
     name = "staged"
 
@@ -64,6 +66,7 @@ class Staged(TransferBackend):
         run_bytes: int | None = None,
         copy_threads: int | None = None,
         layer_groups: int = LAYER_GROUPS,
+        row_layers: int | None = None,
     ) -> None:
         super().__init__(device_pool, host_pool, driver, queue)
         assert buffers >= 1
@@ -87,7 +90,8 @@ class Staged(TransferBackend):
             self._plan = plan = Plan.of("staged")
             plan.side, plan.chunk_pages = self._beside.handle, chunk_pages
             plan.whole_pages, plan.head_pages, plan.tail_pages = self.cutter.limits
-            plan.row_layers = self.front.row_layers()
+            wanted = self.front.row_layers() if row_layers is None else row_layers
+            plan.row_layers = min(wanted, self.layout.layers - 1)  # a DMA of nothing is refused
 
     def close(self) -> None:
         """Give the buffers back."""

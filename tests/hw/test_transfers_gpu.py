@@ -36,6 +36,9 @@ MAKE = BACKENDS | {
     "staged_by_dma": lambda device, host, driver: Staged(
         device, host, driver, chunk_bytes=3 * host.page_bytes, run_bytes=1
     ),
+    "staged_by_rows": lambda device, host, driver: Staged(
+        device, host, driver, chunk_bytes=3 * host.page_bytes, run_bytes=1, row_layers=2
+    ),
 }
 LARGER = KvLayout(
     layers=9, kv_heads=8, head_dim_k=128, head_dim_v=128, page_size_tokens=16, dtype="bf16"
@@ -72,7 +75,9 @@ def test_pages_cross_the_link_bit_by_bit(driver, name, layout, direction):
 
 @pytest.mark.parametrize("direction", ["h2d", "d2h"])
 @pytest.mark.parametrize("layout", [LAYOUTS["gqa_bf16"], LONG_ROWS], ids=["short", "long rows"])
-@pytest.mark.parametrize("name", ["direct", "staged", "staged_by_dma", "zero_copy", "auto"])
+@pytest.mark.parametrize(
+    "name", ["direct", "staged", "staged_by_dma", "staged_by_rows", "zero_copy", "auto"]
+)
 def test_copies_by_one_call_are_exact(driver, name, layout, direction, monkeypatch):
     pools = on_gpu(driver, layout)
     backend = MAKE[name](*pools, driver) if name in MAKE else make_backend(name, *pools, driver)
