@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from native_calls import compiled_front
 from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, check_copy, make_pools, pieces
 
 from hicache.errors import InputError, TransferError
@@ -78,20 +79,21 @@ def test_pages_cross_the_link_bit_by_bit(driver, name, layout, direction):
 @pytest.mark.parametrize(
     "name", ["direct", "staged", "staged_by_dma", "staged_by_rows", "zero_copy", "auto"]
 )
-def test_copies_by_one_call_are_exact(driver, name, layout, direction, monkeypatch):
-    pools = on_gpu(driver, layout)
-    backend = MAKE[name](*pools, driver) if name in MAKE else make_backend(name, *pools, driver)
-    parts = list(backend.candidates.values()) if isinstance(backend, Auto) else [backend]
-    if parts[0].front is None:
-        pytest.skip("the front of copies is not compiled here")
+def test_copies_by_one_call_are_exact(
+    driver, name, layout, direction, monkeypatch, tmp_path_factory
+):
+    library = compiled_front(tmp_path_factory.getbasetemp() / "native")
+    monkeypatch.setattr("hw.transfers.front.library", lambda: library)
     if layout is not LONG_ROWS and name in ("staged", "auto"):
         pytest.skip("pages so short are copied together by the CPU first")
+    pools = on_gpu(driver, layout)
+    backend = MAKE[name](*pools, driver) if name in MAKE else make_backend(name, *pools, driver)
     check_copy(backend, direction, LISTS["one run"])  # compiles kernels
 
     def refuse(*_: object) -> int:
         raise AssertionError("Python enqueued it")
 
-    for part in parts:
+    for part in backend.candidates.values() if isinstance(backend, Auto) else [backend]:
         if part.name != "direct_batch":  # which is not for the front
             monkeypatch.setattr(part, "_move", refuse)
     for lists in LISTS.values():
