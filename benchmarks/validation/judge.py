@@ -6,7 +6,9 @@ FOLDER is what `record.py` wrote. Each scenario gets `validation.json` and `vali
 its runs, and `validation.md` the table of all. Exit code 1 if a limit was missed.
 
 Runs made before `SHARED_UNTIL` had one back-end for both directions of the link: they are judged
-with `pcie.backends.at_once` 1, whatever the profile says of a run of today.
+with `pcie.backends.at_once` 1, whatever the profile says of a run of today. Runs made before
+`SLOWER_UNTIL` had copies that Python enqueued call by call: where they would be judged by
+`nvidia-h200`, they are by what that was then, `SLOWER` (without its samples).
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ from scenario.records import Scenario
 
 # When a run got a back-end for each direction (`hw.assembly`), in UTC as runs give their time.
 SHARED_UNTIL = "2026-11-30T08:00:00+00:00"
+# When copies became one call each (docs/decisions/0019-copies-by-one-call.md), and the profile.
+SLOWER_UNTIL = "2026-11-30T22:00:00+00:00"
+SHIPPED = "nvidia-h200"
+SLOWER = Path(__file__).resolve().parent / "results" / "nvidia-h200-until-2300.json"
 
 COLUMNS = (
     "", "policy", "requests", "TTFT mean", "p90", "p99", "throughput", "L1, L2, L3 points",
@@ -85,10 +91,16 @@ def judged(
 
 
 def as_it_was_then(scenario: Scenario, hardware: list[Played], place: Path) -> Scenario:
-    """The scenario with a profile, written to `place`, whose link does one copy at a time, where
-    the runs are from the time when it did.
+    """The scenario with the profile of the code that made the runs: of slower copies, and, written
+    to `place`, of a link that does one copy at a time.
     """
-    if not all("" < run.measured_at < SHARED_UNTIL for run in hardware):
+    latest = max(run.measured_at for run in hardware)
+    if any(not run.measured_at for run in hardware) or latest >= SLOWER_UNTIL:
+        return scenario
+    if scenario.machine.profile == SHIPPED:
+        machine = msgspec.structs.replace(scenario.machine, profile=str(SLOWER))
+        scenario = msgspec.structs.replace(scenario, machine=machine)
+    if latest >= SHARED_UNTIL:
         return scenario
     profile = load_profile(scenario.machine.profile)
     file = place / "profile.json"
