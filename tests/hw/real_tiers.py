@@ -41,9 +41,9 @@ class Direction(Direct):
 
     spoil = staticmethod(lambda direction, source, target: (source, target))
 
-    def copy(self, direction, source, target, inputs=()):
+    def copy(self, direction, source, target, inputs=(), *, alone=False):
         source, target = self.spoil(direction, source, target)
-        return super().copy(direction, source, target, inputs)
+        return super().copy(direction, source, target, inputs, alone=alone)
 
 
 class Machine:
