@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from calibrate.command import run_calibration
 from calibrate.kit import PROBES, Device, Options
-from hicache.errors import HiCacheError
+from hicache.errors import HiCacheError, InputError
 from scenario.load import parse_assignments
 from scenario.sizes import size_bytes
 
@@ -47,7 +47,7 @@ def _options(given: list[str]) -> Options:
     )
     parser.add_argument("--only", action="append", default=[], help=", ".join(PROBES))
     parser.add_argument("--base", default=usual.base, help="profile for what is not measured")
-    parser.add_argument("--into", default=usual.into, help="profile whose parts are renewed")
+    parser.add_argument("--into", help="profile whose parts are renewed")
     parser.add_argument("--name", default=usual.name, help="of the machine")
     parser.add_argument("--host-memory", default="", help="where the system shows less")
     parser.add_argument("--server", default=usual.server, help="URL of an OpenAI-compatible server")
@@ -55,13 +55,15 @@ def _options(given: list[str]) -> Options:
     parser.add_argument("--fresh", action="store_true", help="begin anew")
     parser.add_argument("--report", default=usual.report, help="a page of HTML")
     read: Any = parser.parse_args(given)
+    if read.into == "":
+        raise InputError("--into: it names no profile")
     page_sizes = read.page_size or [usual.page_size_tokens]
     return Options(
         out=read.out,
         model=read.model,
         device=read.device,
         base=read.base,
-        into=read.into,
+        into=read.into or "",
         name=read.name,
         disk=read.disk,
         disk_bytes=size_bytes("--disk-size", read.disk_size),

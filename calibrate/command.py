@@ -234,6 +234,8 @@ def _check(options: Options) -> None:
             raise InputError(f"{name} {path}: there is no folder {folder}")
         if path.endswith((".json", ".html")) and os.path.isdir(path):
             raise InputError(f"{name} {path}: it is a folder")
+    if options.report and os.path.abspath(options.report) == os.path.abspath(options.out):
+        raise InputError(f"--report {options.report}: that is where --out writes the profile")
     if options.disk is not None and not os.path.isdir(options.disk):
         raise InputError(f"--disk {options.disk}: no such folder")
     free = _free_bytes(options.disk)

@@ -92,6 +92,8 @@ def calibrate(
 
     if device not in ("auto", "cuda", "cpu", "none"):
         raise InputError(f'--device "{device}": it must be auto, cuda, cpu or none')
+    if into == "":
+        raise InputError("--into: it names no profile")
     sizes = page_size or [64]
     options = Options(
         out=out,

@@ -60,6 +60,11 @@ def main() -> int:
     if not folders:
         print(f"error: {options.folder} holds no runs (NAME/hw-1)", file=sys.stderr)
         return 2
+    unknown = set(options.only) - {folder.name for folder in folders}
+    if unknown:
+        names = ", ".join(folder.name for folder in folders)
+        print(f"error: --only {', '.join(sorted(unknown))}: there are {names}", file=sys.stderr)
+        return 2
     for folder in folders:
         if options.only and folder.name not in options.only:
             continue
@@ -72,7 +77,8 @@ def main() -> int:
         missed += not found.held
         rows.append(row(found))
         print("  ".join(rows[-1]), flush=True)
-    (options.folder / "validation.md").write_text(table(rows))
+    if not options.only:  # the table is of all
+        (options.folder / "validation.md").write_text(table(rows))
     return 1 if missed else 0
 
 

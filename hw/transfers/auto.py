@@ -132,19 +132,20 @@ class Auto:
         """As `TransferBackend.copy`."""
         other = self.traffic.enter(direction)
         try:
-            front = self._front
+            front, found = self._front, None
             if front is not None:
                 device, host = (source, target) if direction == "d2h" else (target, source)
                 with self._lock:
                     found = front.read(device, host)
-                    if found is not None and found[0]:
+                    if found is not None and found[0]:  # pages
                         self.picked = self.pick_of(direction, *found, other, self._names)
                         backend = self.candidates[self.picked]
                         copied = backend.copy_at_once(direction, host, inputs, alone=alone)
                         if copied is not None:
                             return copied
             lists = lists_of(direction, source, target)
-            self.picked = self.pick(direction, lists, other, self._names)
+            if found is None or not found[0]:
+                self.picked = self.pick(direction, lists, other, self._names)
             backend = self.candidates[self.picked]
             return backend.copy_lists(direction, lists, inputs, alone=alone)
         finally:

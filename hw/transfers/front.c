@@ -95,7 +95,7 @@ struct front {
     int64_t list_room, list_host, list_device;
 
     /* What front_read found, and what front_run tells. */
-    int64_t pages, host_count, low, high, host_low, host_high, extents;
+    int64_t pages, extents;
     int64_t device_ns, failed_call;
 
     /* This file's own. */
@@ -123,8 +123,9 @@ static int64_t *column(struct front *f, int side, int which) {
     return f->columns + (2 * side + which) * f->room;
 }
 
-static int read_side(struct front *f, int side, object *runs, int64_t *told) {
-    int64_t total = 0, low = 0, high = 0, kept = 0;
+/* Runs of pages from 0 up to `most`. How many pages there are, or NOT_MINE. */
+static int64_t read_side(struct front *f, int side, object *runs, int64_t most) {
+    int64_t total = 0, kept = 0;
     int64_t *first = column(f, side, 0), *pages = column(f, side, 1);
     ptrdiff_t count = PyTuple_Size(runs);
     for (ptrdiff_t i = 0; i < count; i++) {
@@ -134,18 +135,18 @@ static int read_side(struct front *f, int side, object *runs, int64_t *told) {
         int64_t size = PyLong_AsLongLong(PyTuple_GetItem(run, 1));
         if (PyErr_Occurred() || size < 0) return NOT_MINE;
         if (!size) continue;
+        if (start < 0 || size > most || start > most - size) return NOT_MINE;
         first[kept] = start, pages[kept++] = size;
         total += size;
-        if (start < low) low = start;
-        if (start + size > high) high = start + size;
     }
     f->runs[side] = kept;
-    told[0] = total, told[1] = low, told[2] = high;
-    return 0;
+    return total;
 }
 
 static int find_extents(struct front *f) {
-    int64_t most = f->runs[0] + f->runs[1] + f->pages / f->pages_per_chunk + 2;
+    /* Cuts are where a run begins, and at borders of pinned chunks: a run of L2 has one more of them
+     * than its pages are whole chunks, however short it is. */
+    int64_t most = f->runs[0] + 2 * f->runs[1] + f->pages / f->pages_per_chunk + 2;
     if (most > f->extent_room) {
         void *more = realloc(f->extent, most * sizeof *f->extent);
         if (!more) return NO_MEMORY;
@@ -176,7 +177,6 @@ static int find_extents(struct front *f) {
 /* Both lists, tuples of (first, pages). 0; or NOT_MINE, NO_MEMORY. Needs the interpreter's lock. */
 int front_read(struct front *f, object *device, object *host) {
     ptrdiff_t counts[2] = {PyTuple_Size(device), PyTuple_Size(host)};
-    int64_t told[2][3];
     int code = counts[0] < 0 || counts[1] < 0 ? NOT_MINE : 0;
     ptrdiff_t most = counts[0] > counts[1] ? counts[0] : counts[1];
     if (!code && most > f->room) {
@@ -185,16 +185,17 @@ int front_read(struct front *f, object *device, object *host) {
         f->columns = malloc(4 * f->room * sizeof *f->columns);
         if (!f->columns) f->room = 0, code = NO_MEMORY;
     }
-    if (!code) code = read_side(f, 0, device, told[0]);
-    if (!code) code = read_side(f, 1, host, told[1]);
+    f->pages = f->extents = 0;
+    if (!code) {
+        int64_t here = read_side(f, 0, device, f->device_pages);
+        int64_t there = here < 0 ? NOT_MINE : read_side(f, 1, host, f->host_pages);
+        if (here != there || there < 0)
+            code = NOT_MINE;
+        else
+            f->pages = here;
+    }
     if (PyErr_Occurred()) PyErr_Clear();
-    if (code) return code;
-    f->pages = told[0][0], f->low = told[0][1], f->high = told[0][2];
-    f->host_count = told[1][0], f->host_low = told[1][1], f->host_high = told[1][2];
-    f->extents = 0;
-    int fits = f->pages == f->host_count && f->low >= 0 && f->high <= f->device_pages &&
-               f->host_low >= 0 && f->host_high <= f->host_pages;
-    return fits ? find_extents(f) : NOT_MINE;
+    return code ? code : find_extents(f);
 }
 
 /* ---- Calls ---------------------------------------------------------------------------------- */
@@ -413,7 +414,10 @@ static int load(struct front *f, const struct plan *p) {
         if (chunk >= BUFFERS) PASS(wait(f, f->queue, f->free[buffer]));
         PASS(dma(f, H2D, at, first, stop, is_last ? p->row_layers * f->layer_bytes : 0));
         if (is_last && !p->row_layers) { /* nothing hides this one */
-            if (!chunk) PASS(upload(f, 1, p->side));
+            if (!chunk) {
+                PASS(wait(f, p->side, f->begin));
+                PASS(upload(f, 1, p->side));
+            }
             PASS(record(f, f->listed, p->side));
             PASS(wait(f, f->queue, f->listed));
             return launch(f, k, at, first, stop - first, 0, f->layers, f->queue);
@@ -423,7 +427,10 @@ static int load(struct front *f, const struct plan *p) {
             int64_t *each = f->extent[f->extents - 1], last = each[2] - 1;
             PASS(rows_of(f, H2D, each[0] + last, each[1] + last, 1, kept, p->row_layers));
         }
-        if (!chunk) PASS(upload(f, 1, p->side));
+        if (!chunk) {
+            PASS(wait(f, p->side, f->begin)); /* what the queue has waited for */
+            PASS(upload(f, 1, p->side));
+        }
         PASS(wait(f, p->side, f->there[buffer]));
         PASS(launch(f, k, at, first, stop - first - is_last, 0, f->layers, p->side));
         if (is_last)

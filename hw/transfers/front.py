@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -77,6 +78,16 @@ class Calls(Protocol):
         ...
 
 
+class Stream(Protocol):
+    """What a front needs of a queue; `hw.transfers.queues.CudaQueue` is one."""
+
+    handle: int
+
+    def running(self) -> AbstractContextManager[None]:
+        """Let tensors be made on it."""
+        ...
+
+
 class Front:
     """Copies between two pools on one queue, for one thread at a time."""
 
@@ -86,7 +97,7 @@ class Front:
         calls: Calls,
         device_pool: DevicePool,
         host_pool: HostPool,
-        queue_handle: int | None,
+        queue: Stream,
     ) -> None:
         self._read, self._run = library.read, library.run
         self._calls = calls
@@ -95,12 +106,14 @@ class Front:
         layout = device_pool.layout
         self.ground = ground = Ground()
         self._at = ctypes.addressof(ground)
-        weakref.finalize(self, library.free, ctypes.byref(ground))
+        self._queue = queue
+        # Not at exit: a thread that is left behind may be copying then.
+        weakref.finalize(self, library.free, ctypes.byref(ground)).atexit = False
         addresses, ground.batch_has_fail_index = calls.addresses()
         names = ("copy", "copy_rows", "copy_batch", "launch", "record", "wait", "await_", "elapsed")
         for name, address in zip(names, addresses, strict=True):
             setattr(ground, name, address)
-        ground.queue = queue_handle
+        ground.queue = queue.handle
         ground.begin, ground.end, ground.listed = (calls.make_event() for _ in range(3))
         for buffer in range(BUFFERS):
             ground.there[buffer] = calls.make_event()
@@ -165,8 +178,9 @@ class Front:
         device = self._pools[0].device
         room = max(1024, 2 * room)
         is_pinned = device.type == "cuda"
-        here = torch.empty(room, dtype=torch.int32, pin_memory=is_pinned)
-        there = torch.empty(room, dtype=torch.int32, device=device)
+        with self._queue.running():  # whose memory it is then, for PyTorch's allocator
+            here = torch.empty(room, dtype=torch.int32, pin_memory=is_pinned)
+            there = torch.empty(room, dtype=torch.int32, device=device)
         self._lists = (here, there)
         ground = self.ground
         ground.list_room, ground.list_host, ground.list_device = (
@@ -186,7 +200,7 @@ def front_of(
     found = library()
     if found is None:
         return None
-    made = Front(found, driver, device_pool, host_pool, queue.handle)
+    made = Front(found, driver, device_pool, host_pool, queue)
     if known is None:
         queue.front = made
     return made

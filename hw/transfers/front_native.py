@@ -110,8 +110,7 @@ class Ground(ctypes.Structure):
             "list_room", "list_host", "list_device",
         )),
         *((name, ctypes.c_int64) for name in (
-            "pages", "host_count", "low", "high", "host_low", "host_high", "extents", "device_ns",
-            "failed_call", "room",
+            "pages", "extents", "device_ns", "failed_call", "room",
         )),
         ("runs", ctypes.c_int64 * 2),
         ("columns", ctypes.c_void_p),
@@ -133,6 +132,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError for what does not load, or is made for another layout of `Ground`."""
+        self.path = str(path)
         # Reading tuples takes the interpreter's lock, moving pages lets go of it.
         self.read = ctypes.PyDLL(str(path)).front_read
         self.read.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]

@@ -98,6 +98,8 @@ class Staged(TransferBackend):
         super().close()
         self._copier.close()
         self.buffers.close()
+        if self._plan is not None:
+            self._plan.work_address = 0
 
     def _queues(self) -> tuple[Queue, ...]:
         return (self.queue, self._beside)

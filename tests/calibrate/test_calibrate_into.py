@@ -186,14 +186,14 @@ def test_from_the_command_line(tmp_path, capsys):
         "name", "disk", "memory"
     }  # fmt: skip
     assert after.gpu.dense.provenance == "measured"
-    assert set(parts_measured(after)) == {"disk"}
+    assert set(parts_measured(after)) == {*parts_measured(before), "disk"}
     assert "--only disk" in after.measurement.facts["disk_measured"]
     assert str(tmp_path) not in out.read_text()
     assert [each.name for each in tmp_path.iterdir()] == ["today.json"]
     # Into itself.
     words[words.index("nvidia-h200")] = str(out)
     assert main([*words, "--only", "host"]) == 0
-    assert set(parts_measured(load_profile(out))) == {"disk", "host"}
+    assert set(parts_measured(load_profile(out))) == {*parts_measured(before), "disk", "host"}
     assert load_profile(out).disk == after.disk
 
 
@@ -222,3 +222,11 @@ def test_a_profile_that_is_none_is_told(tmp_path, capsys):
     words[words.index(str(bad))] = "nvidia-h2000"
     assert main(words) == 2
     assert capsys.readouterr().err.startswith("error: --into is 'nvidia-h2000': no known machine")
+
+
+def test_no_profile_is_not_no_option(tmp_path, capsys):
+    """An empty variable of a shell: all would be estimates."""
+    words = [*QUICK, "--disk", str(tmp_path), "--into", "", "--only", "disk"]
+    assert main([*words, "--out", str(tmp_path / "x.json")]) == 2
+    assert "--into: it names no profile" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

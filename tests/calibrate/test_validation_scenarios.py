@@ -5,6 +5,7 @@ is judged again to the same numbers.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -178,6 +179,22 @@ def test_what_these_scripts_cannot_do_is_one_line(
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_judging_what_is_not_there_is_an_error_and_a_part_leaves_the_table(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(JUDGED[-1].parent, folder / JUDGED[-1].parent.name)
+    shutil.copytree(JUDGED[-1].parents[1] / "traces", folder / "traces")
+    (folder / "validation.md").write_text("all of them")
+    for names, code in (("no-such", 2), (JUDGED[-1].parent.name, 0)):
+        done = subprocess.run(
+            [sys.executable, FOLDER / "judge.py", folder, "--only", names],
+            env={"PATH": "", "HICACHE_COMPILED": "0"},
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert (folder / "validation.md").read_text() == "all of them"
+        assert (f"--only no-such: there are {JUDGED[-1].parent.name}" in done.stderr) == (code == 2)
 
 
 @pytest.mark.parametrize("path", JUDGED, ids=lambda path: path.parent.name)

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from fake_driver import SIDE, FakeDriver, FakeMover
+from fake_driver import QUEUE, SIDE, FakeDriver, FakeMover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_calls import compiled_front
 from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, make_pools, pieces
 
 from hicache.errors import TransferError
-from hw.pools import KvLayout
+from hw.pools import DevicePool, HostPool, KvLayout
 from hw.transfers.front import Front
 from hw.transfers.front_native import BUFFERS, Plan, Way
 from hw.transfers.lists import Lists, expand, runs_of
 
 LAYOUT = LAYOUTS["gqa_bf16"]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     return compiled_front(tmp_path_factory.getbasetemp() / "native")
+
+
+def front_over(library, driver: FakeDriver, device: DevicePool, host: HostPool) -> Front:
+    return Front(library, driver, device, host, SimpleNamespace(handle=QUEUE, running=nullcontext))
 
 
 class Rig:
@@ -35,7 +47,7 @@ class Rig:
         """cut: pages of a chunk, of what is one chunk, of the first, the last; layers by rows."""
         self.device, self.host = make_pools(layout, seed=seed, **options)
         self.driver = FakeDriver(layout, seed, batches=batches, fails=fails)
-        self.front = Front(library, self.driver, self.device, self.host, 1)
+        self.front = front_over(library, self.driver, self.device, self.host)
         self.plan = plan = Plan.of(way)
         chunk, *parts, rows = cut or (3, 3, 2, 1, 0)
         whole, head, tail = (min(chunk, each) for each in parts)
@@ -168,6 +180,9 @@ def test_what_it_is_not_for_is_left_to_python(library):
         (((0, 1, 1),), ((0, 1),)),
         (((0, "1"),), ((0, 1),)),
         (((0, 1 << 70),), ((0, 1),)),
+        ((((1 << 63) - 1, 1),), ((0, 1),)),
+        (((0, (1 << 63) - 1),), ((0, 1),)),
+        (((1, 1), (-1, 1)), ((0, 2),)),
     ],
 )
 def test_lists_that_are_wrong_or_of_another_form_are_not_its_own(library, device, host):
@@ -193,3 +208,46 @@ def test_it_finds_the_extents_that_python_finds(library, seed, count, per_chunk)
     wanted = Lists(*runs).extents(rig.host.pages_per_chunk)
     assert rig.front.read(*runs) == (count, len(wanted))
     rig.check("d2h", runs)
+
+
+def test_short_runs_over_borders_of_pinned_memory_have_room(library):
+    """Each of two pages on either side of a border: twice as many extents as runs."""
+    device = DevicePool(LAYOUT, 40, "cpu")
+    host = HostPool(LAYOUT, 2200, align_bytes=4096, chunk_bytes=100 * 4096)
+    front = front_over(library, FakeDriver(LAYOUT), device, host)
+    runs = tuple((100 * border - 1, 2) for border in range(1, 21))
+    assert front.read(((0, 40),), runs) == (40, 40)
+    assert front.ground.extents <= front.ground.extent_room
+    assert len(Lists(((0, 40),), runs).extents(host.pages_per_chunk)) == 40
+    assert front.run(Plan.of("rows"), "d2h") is not None
+    host.close()
+
+
+def test_a_thread_that_still_copies_at_exit_ends_nobodys_process_badly(library):
+    """Workers are daemons: one whose device hangs is left behind."""
+    program = f"""
+        import sys, threading, time
+        sys.path[:0] = {[str(each) for each in (REPOSITORY, REPOSITORY / "tests" / "hw")]}
+        from fake_driver import FakeDriver
+        from test_transfers_front import LAYOUT, front_over
+        from transfer_pools import make_pools
+        from hw.transfers import front_native
+        driver = FakeDriver(LAYOUT)
+        front = front_over(front_native.Library(sys.argv[1]), driver, *make_pools(LAYOUT))
+        def late(*_):
+            copying.set()
+            time.sleep(0.5)
+        driver.before = late
+        copying = threading.Event()
+        runs = tuple((page, 1) for page in range(0, 12, 2))
+        def copy():
+            front.read(runs, runs)
+            front.run(front_native.Plan.of("rows"), "h2d")
+        threading.Thread(target=copy, daemon=True).start()
+        copying.wait()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), library.path],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

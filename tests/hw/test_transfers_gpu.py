@@ -103,6 +103,18 @@ def test_copies_by_one_call_are_exact(
     backend.close()
 
 
+def test_a_copy_after_closing_has_new_buffers(driver, monkeypatch, tmp_path_factory):
+    library = compiled_front(tmp_path_factory.getbasetemp() / "native")
+    monkeypatch.setattr("hw.transfers.front.library", lambda: library)
+    backend = MAKE["staged_by_dma"](*on_gpu(driver, LAYOUTS["gqa_bf16"]), driver)
+    for _ in range(3):
+        check_copy(backend, "h2d", LISTS["fragmented"])
+    backend.close()
+    for _ in range(2):
+        check_copy(backend, "h2d", LISTS["reversed"])
+    backend.close()
+
+
 @pytest.mark.parametrize("name", MAKE)
 def test_padding_and_separately_pinned_pieces_change_nothing(driver, name):
     pools = on_gpu(driver, LAYOUTS["gqa_bf16"], align_bytes=4096, chunk_bytes=2 * 4096)

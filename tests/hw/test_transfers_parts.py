@@ -5,6 +5,7 @@ what the link says to the engine.
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hicache.allocator import extents as count_extents
 from hicache.errors import InputError
 from hicache.operations import Copy
 from hw.device import Control
-from hw.pools import KvLayout
+from hw.pools import DevicePool, HostPool, KvLayout
 from hw.transfers.auto import (
     BACKENDS,
     KERNEL_MARGIN,
@@ -200,6 +201,24 @@ def test_the_quickest_is_picked_by_direction_size_cuts_and_the_other_direction()
     auto.load_layers(((0, 6),), ((0, 6),)).finish()
     assert auto.picked == "direct"
     auto.close()
+
+
+def test_what_was_picked_by_exact_cuts_is_what_copies():
+    """Where the front counts cuts and then leaves the copy to Python, which only estimates them."""
+    layout = LAYOUTS["gqa_bf16"]
+    device, host = DevicePool(layout, 40, "cpu"), HostPool(layout, 40)
+    candidates = {name: BACKENDS[name](device, host, None) for name in ("zero_copy", "direct")}
+    table = equal_table()
+    table[Case("direct", "h2d", "idle")] = [Timed(1, 50, 50), Timed(40, 90, 90000)]
+    auto = Auto(candidates, table)
+    runs = tuple((page, 1) for page in range(20))
+    auto.copy("h2d", runs, runs)
+    assert auto.picked == "zero_copy"  # as far as Python can tell, twenty pieces
+    auto._front = SimpleNamespace(read=lambda *_: (20, 1))
+    auto.copy("h2d", runs, runs)
+    assert auto.picked == "direct"
+    auto.close()
+    host.close()
 
 
 def test_of_those_that_take_the_same_the_one_without_kernels_is_picked():
