@@ -102,10 +102,8 @@ class NativeTransport:
 
     def describe(self) -> str:
         """For people."""
-        return (
-            f"compiled: {self.at_once} threads for reading, {self._writers} for writing, "
-            f"{self._open_files} open files"
-        )
+        files = f", {self._open_files} open files" if self._open_files > 1 else ""
+        return f"compiled: {self.at_once} threads for reading, {self._writers} for writing{files}"
 
     def read(self, parts: Iterable[Requests]) -> None:
         """File -> memory. Raises TransferError when nothing is under way any more."""

@@ -280,7 +280,7 @@ def test_where_the_file_cannot_be_opened_again_all_threads_share_it(
     before = len(os.listdir("/proc/self/fd"))
     store, host = open_store(tmp_path, 40)
     assert len(os.listdir("/proc/self/fd")) == before + 1
-    assert ", 1 open files" in store.describe()
+    assert "open files" not in store.describe()
     pages = content(host)
     store.write(((0, 40),), ((0, 40),))
     store.read(runs(range(39, -1, -1)), ((40, 40),))
@@ -301,6 +301,7 @@ def test_no_more_than_half_of_the_descriptors_are_taken(tmp_path, use_it):
 
 
 def test_a_store_that_is_forgotten_leaves_no_descriptor_either(tmp_path, use_it):
+    gc.collect()  # what other tests have forgotten
     before = len(os.listdir("/proc/self/fd"))
     store, _ = open_store(tmp_path, 4)
     assert len(os.listdir("/proc/self/fd")) == before + 4
