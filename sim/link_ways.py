@@ -106,7 +106,8 @@ class Way:
             curve = kernel
         self._alone = line(curve.points)
         self._pack = line(pack.points) if pack is not None and mode == "staged" else None
-        # The largest copy of which every part was sampled: of one extent in mode "dma".
+        # The largest copy of which every part was sampled: of one extent in mode "dma", and in
+        # pages of any size where several were measured (`largest_of` knows which).
         self.largest_bytes = int(self._alone.xs[-1])
         if self._measured:
             self.largest_bytes = min(int(each.run.xs[-1]) for each in self._measured)
@@ -152,20 +153,35 @@ class Way:
             self._known[operation.size_bytes, pieces] = known
         return known
 
+    def largest_of(self, operation: Copy) -> int:
+        """`largest_bytes` of copies in such pages."""
+        if not self._measured:
+            return self.largest_bytes
+        small, large = self._beside(operation.size_bytes / max(1, operation.pages))
+        return min(int(small.run.xs[-1]), int(large.run.xs[-1]))
+
+    def _beside(self, page_bytes: float) -> tuple[PageTimes, PageTimes]:
+        """The measured sizes of pages on either side of one; the same twice at one that was
+        measured, and beyond all of them.
+        """
+        sizes, place = self._measured, 0
+        while place < len(sizes) - 1 and sizes[place].page_bytes < page_bytes:
+            place += 1
+        large = sizes[place]
+        if place == 0 or large.page_bytes <= page_bytes:
+            return large, large
+        return sizes[place - 1], large
+
     def _by_page(self, operation: Copy, pieces: int) -> float:
         """In pages of a size that was measured, or between the two sizes beside it: at the same
         part of the way from one to the other as its number of pages.
         """
-        size_bytes, sizes = operation.size_bytes, self._measured
+        size_bytes = operation.size_bytes
         page_bytes = size_bytes / max(1, operation.pages)
-        place = 0
-        while place < len(sizes) - 1 and sizes[place].page_bytes < page_bytes:
-            place += 1
-        large = sizes[place]
+        small, large = self._beside(page_bytes)
         ns = large.ns(size_bytes, pieces)
-        if place == 0 or large.page_bytes <= page_bytes:
+        if small is large:
             return ns
-        small = sizes[place - 1]
         fewest, most = 1 / large.page_bytes, 1 / small.page_bytes
         part = (1 / page_bytes - fewest) / (most - fewest)
         return ns + (small.ns(size_bytes, pieces) - ns) * part

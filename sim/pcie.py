@@ -142,8 +142,9 @@ class Link:
         asked = operation.size_bytes
         if self._mode == "dma":
             asked //= max(1, pieces)
-        if asked > way.largest_bytes:
-            self._watch.above(f"bytes of a copy ({operation.direction})", asked, way.largest_bytes)
+        largest = way.largest_of(operation)
+        if asked > largest:
+            self._watch.above(f"bytes of a copy ({operation.direction})", asked, largest)
 
     def watch(self, number: int, loaded: Loaded) -> bool:
         """Call `loaded` with the rest of the way of h2d copy `number` when it has left its stream;

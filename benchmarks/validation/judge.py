@@ -92,7 +92,10 @@ def judged(
     hardware, scenario = recorded_runs(None, overrides, runs)
     limits: Limits = KNOWN["saturated" if folder.name.startswith("saturated") else "usual"]
     with tempfile.TemporaryDirectory() as place:
+        given = scenario.machine.profile
         scenario = as_it_was_then(scenario, hardware, Path(place))
+        if scenario.machine.profile != given:
+            print(f"{folder.name}: by {given} as it was when this ran", file=sys.stderr)
         return validate(hardware, scenario, folder.name, limits=limits, explains=explains)
 
 

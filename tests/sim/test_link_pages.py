@@ -131,6 +131,35 @@ def test_pages_smaller_than_all_that_were_measured_are_told():
     assert alone.outside_range()[0][1:] == (1, 4_000, PAGE)
 
 
+def test_a_copy_is_too_large_by_the_samples_of_its_own_pages():
+    """Fewer bytes were measured in one-token pages than in large ones."""
+    profile = profile_of()
+    direct = profile.pcie.backends.direct
+    fewer = {
+        name: msgspec.structs.replace(
+            getattr(direct.by_page, name),
+            points=tuple(
+                each for each in getattr(direct.by_page, name).points
+                if each[0] != 4_000 or each[1] < SIZES[-1]
+            ),
+        )
+        for name in ("h2d", "d2h", "h2d_scattered", "d2h_scattered")
+    }  # fmt: skip
+    direct = msgspec.structs.replace(direct, by_page=PagedCopies(**fewer))
+    pcie = msgspec.structs.replace(profile.pcie, backends=Backends(direct=direct))
+    profile = msgspec.structs.replace(profile, pcie=pcie)
+    watch = RangeWatch()
+    took(profile, copy_of(SIZES[-1], PAGE, 1), watch)
+    took(profile, copy_of(SIZES[-1], 16_000, 1), watch)
+    assert watch.outside_range() == ()
+    took(profile, copy_of(SIZES[-1], 4_000, 1), watch)
+    took(profile, copy_of(SIZES[-1], 8_000, 1), watch)  # between the two, from samples of both
+    ((_, times, asked, largest),) = watch.outside_range()
+    assert (times, asked, largest) == (2, SIZES[-1], SIZES[-2])
+    took(profile, copy_of(2 * SIZES[-1], PAGE, 1), watch)
+    assert watch.outside_range()[0][1] == 3
+
+
 def test_a_result_says_so():
     def warned(page_size_tokens: int, page_ids: str) -> list[str]:
         given = {
