@@ -142,7 +142,7 @@ def validate(
         [ttft_parts(run) for run in runs],
         causes(scenario, list(hardware)) if explains == "causes" else [],
         judge(limits, compared, apart) if limits is not None else [],
-        _warnings(scenario, profile, simulated),
+        _warnings(scenario, profile, hardware, simulated),
     )  # fmt: skip
 
 
@@ -262,8 +262,16 @@ def _names(found: Validation) -> list[str]:
     return [run.name for run in found.runs]
 
 
-def _warnings(scenario: Scenario, profile: Profile, simulated: Played) -> list[str]:
+def _warnings(
+    scenario: Scenario, profile: Profile, hardware: Sequence[Played], simulated: Played
+) -> list[str]:
     warnings: list[str] = []
+    facts = profile.measurement.facts if profile.measurement is not None else {"gpu": "some"}
+    if "gpu" in facts and any(run.summary.get("profile") == "CPU" for run in hardware):
+        warnings.append(
+            f"machine: the runs are of a CPU, and {profile.name} is of a GPU; hicache calibrate "
+            "--device cpu makes a profile of this one"
+        )
     mode, simulated_mode = _MODES.get(scenario.hw.transfers), scenario.machine.transfer_mode
     if simulated_mode not in ("backend", mode):
         measured = "" if profile.pcie.backends is not None else ", which the profile does not know"

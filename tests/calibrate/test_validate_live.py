@@ -91,6 +91,7 @@ def test_two_runs_are_made_compared_and_kept(folder: Path, tmp_path: Path, capsy
     assert code == 1  # an H200 is no laptop
     found = json.loads((out / "validation.json").read_text())
     assert len(found["runs"]) == 2
+    assert "machine: the runs are of a CPU, and nvidia-h200 is of a GPU" in found["warnings"][0]
     assert all(run["machine"] == "CPU" for run in found["runs"])
     first, second = (datetime.fromisoformat(run["measured_at"]) for run in found["runs"])
     assert first <= second
