@@ -54,11 +54,6 @@ class Calls(Protocol):
 
     max_pitch_bytes: int
 
-    @property
-    def copies_batches(self) -> bool:
-        """Whether it takes many copies as one."""
-        ...
-
     def make_event(self) -> int:
         """A new event."""
         ...

@@ -78,7 +78,6 @@ class FakeDriver:
         self.calls = 0
         self.broken: BaseException | None = None
         self.honours_waits = True
-        self.before: Callable[[], object] | None = None  # each call
         self.made: list[str] = []
         self.copies_batches = batches != "none"
         self._batches = batches
@@ -126,8 +125,6 @@ class FakeDriver:
 
     def _counted(self, act: Callable[..., None]) -> Callable[..., int]:
         def call(*arguments: object) -> int:
-            if self.before is not None:
-                self.before()
             self.calls += 1
             self.made.append(act.__name__)
             if self.calls - 1 == self.fails:

@@ -223,28 +223,28 @@ def test_short_runs_over_borders_of_pinned_memory_have_room(library):
     host.close()
 
 
-def test_a_thread_that_still_copies_at_exit_ends_nobodys_process_badly(library):
-    """Workers are daemons: one whose device hangs is left behind."""
+def test_a_thread_that_still_copies_at_exit_ends_nobodys_process_badly(library, tmp_path):
+    """Workers are daemons: one whose device hangs is left behind, in C and without Python."""
+    source, slow = tmp_path / "slow.c", tmp_path / "slow.so"
+    source.write_text("#include <unistd.h>\nint slow(void) { return usleep(2000); }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(slow)], check=True)
     program = f"""
-        import sys, threading, time
+        import ctypes, sys, threading, time
         sys.path[:0] = {[str(each) for each in (REPOSITORY, REPOSITORY / "tests" / "hw")]}
         from fake_driver import FakeDriver
         from test_transfers_front import LAYOUT, front_over
-        from transfer_pools import make_pools
+        from hw.pools import DevicePool, HostPool
         from hw.transfers import front_native
+        slow = ctypes.cast(ctypes.CDLL({str(slow)!r}).slow, ctypes.c_void_p).value
         driver = FakeDriver(LAYOUT)
-        front = front_over(front_native.Library(sys.argv[1]), driver, *make_pools(LAYOUT))
-        def late(*_):
-            copying.set()
-            time.sleep(0.5)
-        driver.before = late
-        copying = threading.Event()
-        runs = tuple((page, 1) for page in range(0, 12, 2))
-        def copy():
-            front.read(runs, runs)
-            front.run(front_native.Plan.of("rows"), "h2d")
-        threading.Thread(target=copy, daemon=True).start()
-        copying.wait()
+        driver.addresses = lambda: ((slow,) * 8, False)
+        pools = DevicePool(LAYOUT, 1000, "cpu"), HostPool(LAYOUT, 1000)
+        front = front_over(front_native.Library(sys.argv[1]), driver, *pools)
+        runs = tuple((page, 1) for page in range(0, 1000, 2))
+        assert front.read(runs, runs) == (500, 500)
+        plan = front_native.Plan.of("rows")
+        threading.Thread(target=front.run, args=(plan, "h2d"), daemon=True).start()
+        time.sleep(0.1)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), library.path],
