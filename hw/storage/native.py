@@ -22,23 +22,19 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import sys
 from collections.abc import Iterable
 from functools import cache
-from importlib.util import source_hash
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from hicache.compiled import SWITCH
+from hw.native_code import FOLDER, loaded, path_of
 from hw.storage.host import BLOCK_BYTES
 from hw.storage.plan import Requests, tapered
 from hw.storage.slot_file import Access, SlotFile
 
 SOURCE = Path(__file__).with_name("loop.c")
-FOLDER = SOURCE.parents[2] / "build" / "native"
 # Of a page list that is planned first: little, since nobody reads meanwhile, and enough
 # for all threads until they are started and the next part is planned.
 FIRST_RUNS = 256
@@ -46,8 +42,7 @@ FIRST_RUNS = 256
 
 def library_path(folder: Path = FOLDER) -> Path:
     """Where the library of this very source is, or would be."""
-    name = f"loop-{source_hash(SOURCE.read_bytes()).hex()}-{platform.machine()}.so"
-    return folder / name
+    return path_of(SOURCE, folder)
 
 
 def open_library(path: Path) -> ctypes.CDLL:
@@ -66,14 +61,7 @@ def open_library(path: Path) -> ctypes.CDLL:
 @cache
 def library() -> ctypes.CDLL | None:
     """The library, if it was made and may be used here. One that does not load is said, once."""
-    if os.environ.get(SWITCH) == "0":
-        return None
-    try:
-        path = library_path()
-        return open_library(path) if path.exists() else None
-    except OSError as error:
-        print(f"L3 file: the compiled loop does not load ({error})", file=sys.stderr)
-        return None
+    return loaded("L3 file: the compiled loop", library_path, open_library)
 
 
 class NativeTransport:

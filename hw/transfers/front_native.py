@@ -8,23 +8,18 @@ not these.
 from __future__ import annotations
 
 import ctypes
-import os
-import platform
-import sys
 from collections.abc import Callable
 from functools import cache, cached_property
-from importlib.util import source_hash
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hicache.compiled import SWITCH
+from hw.native_code import FOLDER, loaded, path_of
 
 if TYPE_CHECKING:
     from hw.transfers.driver import Direction
     from hw.transfers.kernels import Mover
 
 SOURCE = Path(__file__).with_name("front.c")
-FOLDER = SOURCE.parents[2] / "build" / "native"
 # Of staged copies: a scatter that waits for the model's kernels must not hold up DMAs behind it.
 BUFFERS = 4
 Way = Literal["rows", "staged", "zero_copy"]
@@ -123,8 +118,7 @@ class Ground(ctypes.Structure):
 
 def library_path(folder: Path = FOLDER) -> Path:
     """Where the library of this very source is, or would be."""
-    name = f"front-{source_hash(SOURCE.read_bytes()).hex()}-{platform.machine()}.so"
-    return folder / name
+    return path_of(SOURCE, folder)
 
 
 class Library:
@@ -156,11 +150,4 @@ def open_library(path: Path) -> Library:
 @cache
 def library() -> Library | None:
     """The library, if it was made and may be used here. One that does not load is said, once."""
-    if os.environ.get(SWITCH) == "0":
-        return None
-    try:
-        path = library_path()
-        return open_library(path) if path.exists() else None
-    except OSError as error:
-        print(f"copies: the compiled front does not load ({error})", file=sys.stderr)
-        return None
+    return loaded("copies: the compiled front", library_path, open_library)
