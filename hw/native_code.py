@@ -21,10 +21,10 @@ FOLDER = Path(__file__).resolve().parents[1] / "build" / "native"
 L = TypeVar("L")
 
 
-def path_of(source: Path, folder: Path = FOLDER) -> Path:
-    """Where the library of this very source is, or would be."""
-    name = f"{source.stem}-{source_hash(source.read_bytes()).hex()}-{platform.machine()}.so"
-    return folder / name
+def path_of(source: Path, folder: Path = FOLDER, *made_for: str) -> Path:
+    """Where the library of this very source is, or would be. made_for: what else it depends on."""
+    name = [source.stem, source_hash(source.read_bytes()).hex(), platform.machine(), *made_for]
+    return folder / f"{'-'.join(name)}.so"
 
 
 def loaded(name: str, find: Callable[[], Path], load: Callable[[Path], L]) -> L | None:

@@ -65,7 +65,8 @@ def make(source: Path, path: Path, load: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [*_compiler(), *FLAGS, str(source), "-o", str(made)]
+        headers = sysconfig.get_path("include")  # Python's, where they are installed
+        command = [*_compiler(), *FLAGS, f"-I{headers}", str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NotPossible(f"the C compiler fails: {_last_line(done.stderr)}")

@@ -14,7 +14,7 @@ from transfers_report import GIB
 
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool, KvLayout
-from hw.transfers.auto import BACKENDS, Auto, measure
+from hw.transfers.auto import Auto, candidates_of, measured
 from hw.transfers.backend import Copied
 from hw.transfers.driver import Direction, Driver
 from hw.transfers.lists import runs_of
@@ -53,13 +53,9 @@ class Bench:
         self.host_pool = HostPool(self.layout, pages, driver, chunk_bytes=4 * GIB)
         self.pin_s_per_gib = (time.monotonic() - start) / (pool_bytes / GIB)
         self.queue = CudaQueue(driver, torch.device("cuda"))
-        self.backends = {
-            name: make(self.device_pool, self.host_pool, driver, self.queue)
-            for name, make in BACKENDS.items()
-            if name != "direct_batch" or driver.copies_batches
-        }
+        self.backends = candidates_of(self.device_pool, self.host_pool, driver, self.queue)
         start = time.monotonic()
-        self.auto = Auto(self.backends, measure(self.backends))
+        self.auto = Auto(self.backends, measured(self.backends, driver))
         self.measure_s = time.monotonic() - start
         self.generator = np.random.default_rng(2)
 

@@ -1,11 +1,6 @@
-"""Times the back-ends on the pools they will serve, and picks the quickest for each operation.
-
-    estimate(back-end, direction, pages, extents) = run + (scattered - run) * share of cuts
-
-where `run` and `scattered` are the measured times of so many pages in one run and of as many pages
-in random order, between the measured sizes by interpolation. Load and store are measured apart, and
-each alone and while the other direction is busy: a link shared with the other direction is another
-link. So a machine may well load by DMA and store by kernel.
+"""Times the back-ends on the pools they will serve, and picks the quickest for each operation: by
+direction, size and fragmentation, and by what the other direction does. So a machine may well load
+by DMA and store by kernel. `timing.py` says what is timed, and how that is read.
 
 Measuring writes to pages of both pools: it belongs to the start of a run, when both are empty.
 Of two that take about the same, the one without kernels is picked. Refuses to hide what it picked:
@@ -14,13 +9,8 @@ Of two that take about the same, the one without kernels is picked. Refuses to h
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
-
-import numpy as np
 
 from hicache.errors import InputError
 from hicache.operations import PageRuns
@@ -29,9 +19,10 @@ from hw.transfers.backend import Copied, TransferBackend, lists_of
 from hw.transfers.direct import Direct
 from hw.transfers.driver import Direction, Driver
 from hw.transfers.layerwise import LayerLoad
-from hw.transfers.lists import Lists, runs_of
-from hw.transfers.queues import Mark, make_queue
+from hw.transfers.lists import Lists
+from hw.transfers.queues import Mark, Queue, make_queue
 from hw.transfers.staged import Staged
+from hw.transfers.timing import Case, Table, estimate_ns, measure
 from hw.transfers.zero_copy import ZeroCopy
 
 BACKENDS: dict[str, Callable[..., TransferBackend]] = {
@@ -49,33 +40,8 @@ KERNEL_MARGIN = 0.01
 # A kernel that lasts as long as a layer's load costs those of a prefill, which want all
 # multiprocessors at once, up to half of that time.
 LAYER_KERNEL_MARGIN = 0.3
-MEASURED_BYTES = 256 << 20  # the largest transfer that is timed; beyond, its slope goes on
-REPEATS = 5
-# Small transfers over a link take next to nothing to time alone, and differ by little.
-SMALL_TIMES = 4
-SURE_BYTES = 16 << 20  # so large a transfer shows what larger ones will take
-HOPELESS = 3  # times as long as another back-end
 # So many picks are remembered: sizes and cuts recur, and to estimate takes longer than to look up.
 REMEMBERED = 4096
-
-
-class Timed(NamedTuple):
-    """So many pages took so long, in one run and scattered."""
-
-    pages: int
-    run_ns: int
-    scattered_ns: int
-
-
-class Case(NamedTuple):
-    """What was timed. `busy`: the other direction was."""
-
-    backend: str
-    direction: Direction
-    busy: str
-
-
-Table = dict[Case, list[Timed]]
 
 
 class Traffic:
@@ -112,7 +78,7 @@ class Auto:
         self.picked = ""
         self._names = tuple(candidates)
         self._layerwise = tuple(name for name in candidates if name in LAYERWISE)
-        self._picks: dict[tuple[str, int, int, str, tuple[str, ...], float], str] = {}
+        self._picks: dict[tuple[Direction, int, int, str, bool], str] = {}
         some = next(iter(candidates.values()))
         self.device_pool, self.host_pool = some.device_pool, some.host_pool
         fronts = {id(each.front): each.front for each in candidates.values()}
@@ -138,14 +104,14 @@ class Auto:
                 with self._lock:
                     found = front.read(device, host)
                     if found is not None and found[0]:  # pages
-                        self.picked = self.pick_of(direction, *found, other, self._names)
+                        self.picked = self.pick_of(direction, *found, other)
                         backend = self.candidates[self.picked]
                         copied = backend.copy_at_once(direction, host, inputs, alone=alone)
                         if copied is not None:
                             return copied
             lists = lists_of(direction, source, target)
             if found is None or not found[0]:
-                self.picked = self.pick(direction, lists, other, self._names)
+                self.picked = self.pick(direction, lists, other)
             backend = self.candidates[self.picked]
             return backend.copy_lists(direction, lists, inputs, alone=alone)
         finally:
@@ -162,44 +128,32 @@ class Auto:
     ) -> LayerLoad:
         """As `TransferBackend.load_layers`, by what needs no work buffer."""
         lists = lists_of("h2d", source, target)
-        self.picked = self.pick("h2d", lists, "idle", self._layerwise, LAYER_KERNEL_MARGIN)
+        self.picked = self.pick("h2d", lists, "idle", layers=True)
         return self.candidates[self.picked].load_layers(source, target, inputs, load, alone=alone)
 
-    def pick(
-        self,
-        direction: Direction,
-        lists: Lists,
-        other: str,
-        names: tuple[str, ...],
-        kernel_margin: float = KERNEL_MARGIN,
-    ) -> str:
+    def pick(self, direction: Direction, lists: Lists, other: str, *, layers: bool = False) -> str:
         """The name that is expected to be done first; `other`: what the other direction does.
-        kernel_margin: by what share of the time a back-end with kernels must be quicker.
+        layers: of a load layer by layer.
         """
         pages = lists.pages
         if not pages or pages != lists.host_pages:
-            return names[0]  # which moves nothing, or refuses
+            return self._layerwise[0] if layers else self._names[0]  # moves nothing, or refuses
         cuts = lists.count_extents(self.host_pool.pages_per_chunk)
-        return self.pick_of(direction, pages, cuts, other, names, kernel_margin)
+        return self.pick_of(direction, pages, cuts, other, layers)
 
     def pick_of(
-        self,
-        direction: Direction,
-        pages: int,
-        cuts: int,
-        other: str,
-        names: tuple[str, ...],
-        kernel_margin: float = KERNEL_MARGIN,
+        self, direction: Direction, pages: int, cuts: int, other: str, layers: bool = False
     ) -> str:
         """The same for `pages` pages in `cuts` extents."""
-        asked = (direction, pages, cuts, other, names, kernel_margin)
+        asked = (direction, pages, cuts, other, layers)
         known = self._picks.get(asked)
         if known is None:
+            margin = 1.0 + (LAYER_KERNEL_MARGIN if layers else KERNEL_MARGIN)
             known = min(
-                names,
+                self._layerwise if layers else self._names,
                 key=lambda name: (
                     estimate_ns(self.table[Case(name, direction, other)], pages, cuts)
-                    * (1.0 if name in BY_DMA_ALONE else 1.0 + kernel_margin)
+                    * (1.0 if name in BY_DMA_ALONE else margin)
                 ),
             )
             if len(self._picks) >= REMEMBERED:
@@ -211,124 +165,6 @@ class Auto:
         """Close the candidates."""
         for candidate in self.candidates.values():
             candidate.close()
-
-
-def estimate_ns(timed: list[Timed], pages: int, extents: int) -> float:
-    """How long `pages` pages in `extents` pieces take, after what was timed (sizes ascending)."""
-    scattered = 0.0 if pages <= 1 else (extents - 1) / (pages - 1)
-    times = [each.run_ns + (each.scattered_ns - each.run_ns) * scattered for each in timed]
-    place = bisect_left(timed, (pages,))
-    if place == 0 or len(timed) == 1:
-        return times[0] * (1.0 if place == 0 else pages / timed[0].pages)
-    # Beyond the last, its slope goes on.
-    place = min(place, len(timed) - 1)
-    low, high = timed[place - 1], timed[place]
-    slope = (times[place] - times[place - 1]) / (high.pages - low.pages)
-    return times[place - 1] + slope * (pages - low.pages)
-
-
-def measure(
-    candidates: dict[str, TransferBackend],
-    *,
-    measured_bytes: int = MEASURED_BYTES,
-    repeats: int = REPEATS,
-    seed: int = 0,
-) -> Table:
-    """Time every candidate at sizes four times apart, with and without the other direction busy.
-
-    Overwrites pages of both pools.
-    """
-    some = next(iter(candidates.values()))
-    device, host = some.device_pool, some.host_pool
-    room = min(device.pages, host.pages, max(1, measured_bytes // host.page_bytes))
-    sizes = [1]
-    while sizes[-1] < room:
-        sizes.append(min(sizes[-1] * 4, room))
-    generator = np.random.default_rng(seed)
-    # Pages up to four times as many as are moved, so that random ones are not neighbours.
-    scattered = [
-        (
-            runs_of(generator.permutation(min(device.pages, 4 * size))[:size]),
-            runs_of(generator.permutation(min(host.pages, 4 * size))[:size]),
-        )
-        for size in sizes
-    ]
-    background = _Background(device, host, some.driver)
-    table: Table = {}
-    directions: tuple[Direction, ...] = ("h2d", "d2h")
-    # On CPU memory there is no link whose other direction could be busy.
-    states = ("idle", "busy") if some.driver is not None else ("idle",)
-    small = repeats if some.driver is None else SMALL_TIMES * repeats
-    for direction in directions:
-        for busy in states:
-            rows: dict[str, list[Timed]] = {name: [] for name in candidates}
-            left = dict(candidates)
-            for size, lists in zip(sizes, scattered, strict=True):
-                is_large = size * host.page_bytes >= SURE_BYTES
-                many = repeats if is_large or busy == "busy" else small
-                run = (((0, size),), ((0, size),))
-                in_a_run, in_pieces = (
-                    background.times(left, direction, pages, busy, many) for pages in (run, lists)
-                )
-                for name in left:
-                    rows[name].append(Timed(size, in_a_run[name], in_pieces[name]))
-                # What is hopeless is not timed at sizes where it takes long.
-                best_ns = {name: min(in_a_run[name], in_pieces[name]) for name in left}
-                limit_ns = HOPELESS * min(best_ns.values())
-                if is_large:
-                    left = {name: left[name] for name in left if best_ns[name] <= limit_ns}
-            for name in candidates:
-                table[Case(name, direction, busy)] = rows[name]
-                table.setdefault(Case(name, direction, "busy"), rows[name])
-    return table
-
-
-class _Background:
-    """Times copies while plain copies the other way keep the link busy."""
-
-    def __init__(self, device: DevicePool, host: HostPool, driver: Driver | None) -> None:
-        self._queue = make_queue(device.device, driver)
-        self._host = host
-        self._device = device
-        pages = min(device.pages, host.pages, host.pages_per_chunk)
-        self._size_bytes = min(pages * device.layout.page_bytes, 64 << 20)
-
-    def times(
-        self,
-        backends: dict[str, TransferBackend],
-        direction: Direction,
-        pages: tuple[PageRuns, PageRuns],
-        busy: str,
-        repeats: int,
-    ) -> dict[str, int]:
-        """Of each back-end the median of `repeats` copies, in ns of the host's clock, after one to
-        warm up. They take turns, so that what changes meanwhile changes for all.
-        """
-        source, target = (pages[1], pages[0]) if direction == "h2d" else pages
-        for backend in backends.values():
-            backend.copy(direction, source, target)
-        times: dict[str, list[int]] = {name: [] for name in backends}
-        names = list(backends)
-        for turn in range(repeats):
-            first = turn % len(names)
-            for name in names[first:] + names[:first]:
-                if busy == "busy":
-                    self._host.pin(0, 1)
-                    bytes_moved = sum(count for _, count in source) * self._host.page_bytes
-                    for _ in range(2 + 2 * bytes_moved // self._size_bytes):
-                        self._copy_back(direction)
-                start_ns = time.monotonic_ns()
-                backends[name].copy(direction, source, target, alone=True)
-                times[name].append(time.monotonic_ns() - start_ns)
-                self._queue.mark().synchronize()
-        return {name: sorted(each)[len(each) // 2] for name, each in times.items()}
-
-    def _copy_back(self, direction: Direction) -> None:
-        here, there = self._device.address, self._host.address
-        if direction == "h2d":
-            self._queue.copy(there, here, self._size_bytes)
-        else:
-            self._queue.copy(here, there, self._size_bytes)
 
 
 def make_backend(
@@ -349,10 +185,35 @@ def make_backend(
         return BACKENDS[name](device_pool, host_pool, driver)
     if name != "auto":
         raise InputError(f"transfer back-end {name!r}: it must be auto, {', '.join(BACKENDS)}")
-    queue = make_queue(device_pool.device, driver)  # one thread's, so one for all
-    candidates = {
-        each: make(device_pool, host_pool, driver, queue)
-        for each, make in BACKENDS.items()
-        if each != "direct_batch" or (driver is not None and driver.copies_batches)
+    candidates = candidates_of(device_pool, host_pool, driver)
+    if table is None:
+        table = measured(candidates, driver)
+    return Auto(candidates, table, traffic)
+
+
+def candidates_of(
+    device_pool: DevicePool,
+    host_pool: HostPool,
+    driver: Driver | None = None,
+    queue: Queue | None = None,
+) -> dict[str, TransferBackend]:
+    """All back-ends that this machine can do. They are one thread's, so one queue is for all."""
+    queue = queue or make_queue(device_pool.device, driver)
+    return {
+        name: make(device_pool, host_pool, driver, queue)
+        for name, make in BACKENDS.items()
+        if name != "direct_batch" or (driver is not None and driver.copies_batches)
     }
-    return Auto(candidates, measure(candidates) if table is None else table, traffic)
+
+
+def measured(candidates: dict[str, TransferBackend], driver: Driver | None) -> Table:
+    """`measure`, with twins where there is a link: on CPU memory no direction can be busy."""
+    if driver is None:
+        return measure(candidates)
+    some = next(iter(candidates.values()))
+    twins = candidates_of(some.device_pool, some.host_pool, driver)
+    try:
+        return measure(candidates, twins)
+    finally:
+        for twin in twins.values():
+            twin.close()

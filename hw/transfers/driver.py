@@ -21,6 +21,7 @@ from hicache.errors import InputError, TransferError
 Direction = Literal["d2h", "h2d"]
 
 _PORTABLE_AND_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _MAX_PITCH = 11  # CU_DEVICE_ATTRIBUTE_MAX_PITCH
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _HOST, _DEVICE = 1, 2  # CU_MEMORYTYPE_*
@@ -206,11 +207,12 @@ class Driver:
             self.refuse("cuStreamQuery", code)
         return not code
 
-    def make_event(self) -> int:
-        """A new event that takes times. It lasts as long as the process."""
+    def make_event(self, *, timed: bool = True) -> int:
+        """A new event, that takes times or only waits for work. It lasts as long as the process."""
         self.enter()
         made = ctypes.c_void_p()
-        self._call("cuEventCreate", ctypes.byref(made), ctypes.c_uint(0))
+        flags = ctypes.c_uint(0 if timed else _DISABLE_TIMING)
+        self._call("cuEventCreate", ctypes.byref(made), flags)
         assert made.value is not None
         return made.value
 

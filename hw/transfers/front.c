@@ -11,13 +11,31 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* Of Python's stable interface; no header of one version is needed for these. */
+#if __has_include(<Python.h>) && !defined(STABLE_INTERFACE) /* of the Python that it is made for */
+#include <Python.h>
+typedef PyObject object;
+static inline ptrdiff_t length(object *o) { return PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1; }
+static inline object *item(object *o, ptrdiff_t i) { return PyTuple_GET_ITEM(o, i); }
+static inline long long number(object *o) {
+#if PY_VERSION_HEX >= 0x030c0000
+    if (PyLong_CheckExact(o) && PyUnstable_Long_IsCompact((PyLongObject *)o))
+        return PyUnstable_Long_CompactValue((PyLongObject *)o);
+#else
+    if (PyLong_CheckExact(o) && Py_SIZE(o) == 1) return ((PyLongObject *)o)->ob_digit[0];
+#endif
+    return PyLong_AsLongLong(o);
+}
+#else /* the same by calls of its stable interface, which need no header: slower */
 typedef struct _object object;
 extern ptrdiff_t PyTuple_Size(object *);
 extern object *PyTuple_GetItem(object *, ptrdiff_t);
 extern long long PyLong_AsLongLong(object *);
 extern object *PyErr_Occurred(void);
 extern void PyErr_Clear(void);
+#define length PyTuple_Size
+#define item PyTuple_GetItem
+#define number PyLong_AsLongLong
+#endif
 
 enum { H2D, D2H };
 enum { ROWS, STAGED, ZERO_COPY };
@@ -123,17 +141,16 @@ static int64_t *column(struct front *f, int side, int which) {
     return f->columns + (2 * side + which) * f->room;
 }
 
-/* Runs of pages from 0 up to `most`. How many pages there are, or NOT_MINE. */
+/* Runs of pages from 0 up to `most`. How many pages there are, or NOT_MINE: what is no number is -1. */
 static int64_t read_side(struct front *f, int side, object *runs, int64_t most) {
     int64_t total = 0, kept = 0;
     int64_t *first = column(f, side, 0), *pages = column(f, side, 1);
-    ptrdiff_t count = PyTuple_Size(runs);
+    ptrdiff_t count = length(runs);
     for (ptrdiff_t i = 0; i < count; i++) {
-        object *run = PyTuple_GetItem(runs, i);
-        if (!run || PyTuple_Size(run) != 2) return NOT_MINE;
-        int64_t start = PyLong_AsLongLong(PyTuple_GetItem(run, 0));
-        int64_t size = PyLong_AsLongLong(PyTuple_GetItem(run, 1));
-        if (PyErr_Occurred() || size < 0) return NOT_MINE;
+        object *run = item(runs, i);
+        if (length(run) != 2) return NOT_MINE;
+        int64_t start = number(item(run, 0)), size = number(item(run, 1));
+        if (size < 0 || (start == -1 && PyErr_Occurred())) return NOT_MINE;
         if (!size) continue;
         if (start < 0 || size > most || start > most - size) return NOT_MINE;
         first[kept] = start, pages[kept++] = size;
@@ -176,7 +193,7 @@ static int find_extents(struct front *f) {
 
 /* Both lists, tuples of (first, pages). 0; or NOT_MINE, NO_MEMORY. Needs the interpreter's lock. */
 int front_read(struct front *f, object *device, object *host) {
-    ptrdiff_t counts[2] = {PyTuple_Size(device), PyTuple_Size(host)};
+    ptrdiff_t counts[2] = {length(device), length(host)};
     int code = counts[0] < 0 || counts[1] < 0 ? NOT_MINE : 0;
     ptrdiff_t most = counts[0] > counts[1] ? counts[0] : counts[1];
     if (!code && most > f->room) {

@@ -54,8 +54,8 @@ class Calls(Protocol):
 
     max_pitch_bytes: int
 
-    def make_event(self) -> int:
-        """A new event."""
+    def make_event(self, *, timed: bool = True) -> int:
+        """A new event, that takes times or only waits for work."""
         ...
 
     def enter(self) -> None:
@@ -109,10 +109,11 @@ class Front:
         for name, address in zip(names, addresses, strict=True):
             setattr(ground, name, address)
         ground.queue = queue.handle
-        ground.begin, ground.end, ground.listed = (calls.make_event() for _ in range(3))
+        ground.begin, ground.end = calls.make_event(), calls.make_event()
+        ground.listed = calls.make_event(timed=False)
         for buffer in range(BUFFERS):
-            ground.there[buffer] = calls.make_event()
-            ground.free[buffer] = calls.make_event()
+            ground.there[buffer] = calls.make_event(timed=False)
+            ground.free[buffer] = calls.make_event(timed=False)
         ground.device_pages, ground.host_pages = device_pool.pages, host_pool.pages
         ground.pages_per_chunk, ground.page_bytes = host_pool.pages_per_chunk, host_pool.page_bytes
         ground.device_address, ground.host_address = device_pool.address, host_pool.address

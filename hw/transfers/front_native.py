@@ -8,6 +8,7 @@ not these.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -117,8 +118,8 @@ class Ground(ctypes.Structure):
 
 
 def library_path(folder: Path = FOLDER) -> Path:
-    """Where the library of this very source is, or would be."""
-    return path_of(SOURCE, folder)
+    """Where the library of this very source, for this Python, is or would be."""
+    return path_of(SOURCE, folder, str(sys.implementation.cache_tag))
 
 
 class Library:

@@ -85,6 +85,7 @@ class FakeDriver:
         self._streams: dict[int, deque[_Work]] = {QUEUE: deque(), SIDE: deque()}
         self._points: dict[int, _Point] = {}
         self._events = 100
+        self._timed: set[int] = set()
         acts = (
             self._copy, self._copy_rows, self._copy_batch, self._launch, self._record, self._wait,
             self._await, self._elapsed,
@@ -97,9 +98,11 @@ class FakeDriver:
             for each, act in zip(types, acts, strict=True)
         ]
 
-    def make_event(self) -> int:
-        """A new event."""
+    def make_event(self, *, timed: bool = True) -> int:
+        """A new event; of one that is not timed no time can be asked."""
         self._events += 1
+        if timed:
+            self._timed.add(self._events)
         return self._events
 
     def enter(self) -> None:
@@ -240,6 +243,7 @@ class FakeDriver:
         return work.point is None or work.point.reached
 
     def _elapsed(self, time_ms: ctypes._Pointer[ctypes.c_float], begin: int, end: int) -> None:
+        assert {begin, end} <= self._timed
         assert self._points[begin].reached
         assert self._points[end].reached
         time_ms[0] = 0.25

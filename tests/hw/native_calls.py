@@ -80,6 +80,16 @@ def compiled_front(folder: Path) -> front_native.Library:
     return front_native.open_library(front_native.library_path(folder))
 
 
+@cache
+def front_without_headers(folder: Path) -> front_native.Library:
+    """Another, as it is made where Python's headers are not installed."""
+    compiled_loop(folder)
+    made = folder / "stable.so"
+    command = ["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", "-DSTABLE_INTERFACE"]
+    subprocess.run([*command, str(front_native.SOURCE), "-o", str(made)], check=True)
+    return front_native.open_library(made)
+
+
 def replace_calls(patch: pytest.MonkeyPatch, acts: dict[str, Act]) -> None:
     """`acts` by "reading" and "writing" take the place of `pread` and `pwrite`."""
     libc = ctypes.CDLL(None, use_errno=True)

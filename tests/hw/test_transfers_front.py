@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import torch
 from fake_driver import QUEUE, SIDE, FakeDriver, FakeMover
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_calls import compiled_front
+from native_calls import compiled_front, front_without_headers
 from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, make_pools, pieces
 
 from hicache.errors import TransferError
@@ -31,6 +32,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     return compiled_front(tmp_path_factory.getbasetemp() / "native")
+
+
+@pytest.fixture(params=["with Python's headers", "without"])
+def any_library(request, tmp_path_factory):
+    make = compiled_front if request.param != "without" else front_without_headers
+    return make(tmp_path_factory.getbasetemp() / "native")
 
 
 def front_over(library, driver: FakeDriver, device: DevicePool, host: HostPool) -> Front:
@@ -183,12 +190,32 @@ def test_what_it_is_not_for_is_left_to_python(library):
         ((((1 << 63) - 1, 1),), ((0, 1),)),
         (((0, (1 << 63) - 1),), ((0, 1),)),
         (((1, 1), (-1, 1)), ((0, 2),)),
+        ((("0", 0), (0, 1)), ((0, 1),)),
+        (((0.0, 1),), ((0, 1),)),
+        (((0, 1),), ((0, 1), None)),
+        (None, ((0, 1),)),
     ],
 )
-def test_lists_that_are_wrong_or_of_another_form_are_not_its_own(library, device, host):
-    rig = Rig(library, LAYOUT, "rows")
+def test_lists_that_are_wrong_or_of_another_form_are_not_its_own(any_library, device, host):
+    rig = Rig(any_library, LAYOUT, "rows")
     assert rig.front.read(device, host) is None
     assert rig.driver.calls == 0
+    for number in (True, np.int64(1)):  # what is a number to Python is one here
+        assert rig.front.read(((number, 1), (3, 0)), ((0, number),)) == (1, 1)
+    rig.check("h2d", LISTS["fragmented"])
+
+
+def test_numbers_of_any_size_are_read_as_they_are(any_library):
+    """Small and large ones lie in different ways in Python's memory."""
+    device = DevicePool(LAYOUT, DEVICE_PAGES, "cpu")
+    host = HostPool(LAYOUT, HOST_PAGES)
+    front = front_over(any_library, FakeDriver(LAYOUT), device, host)
+    front.ground.device_pages = front.ground.host_pages = 1 << 62
+    for first in (0, 1, 255, 1 << 29, (1 << 30) - 1, 1 << 30, (1 << 31) + 5, 1 << 45, 1 << 61):
+        assert front.read(((first, 1),), ((first + 1, 1),)) == (1, 1)
+        extent = (ctypes.c_int64 * 3).from_address(front.ground.extent)
+        assert list(extent) == [first, first + 1, 1]
+    host.close()
 
 
 @given(

@@ -4,6 +4,7 @@ what the link says to the engine.
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from transfer_pools import LAYOUTS, LISTS, check_copy, make_pools, pieces
 
 from hicache.allocator import extents as count_extents
-from hicache.errors import InputError
+from hicache.errors import InputError, TransferError
 from hicache.operations import Copy
 from hw.device import Control
 from hw.pools import DevicePool, HostPool, KvLayout
@@ -24,18 +25,15 @@ from hw.transfers.auto import (
     KERNEL_MARGIN,
     LAYERWISE,
     Auto,
-    Case,
-    Timed,
     Traffic,
-    estimate_ns,
     make_backend,
-    measure,
 )
 from hw.transfers.device import TransferDevice
 from hw.transfers.direct import Direct
 from hw.transfers.kernels import tiling
 from hw.transfers.lists import Extent, Pages, expand, extents, runs_of
 from hw.transfers.staged import Staged
+from hw.transfers.timing import Case, Timed, estimate_ns, measure
 
 numbers = st.lists(st.integers(0, 40), unique=True, max_size=30)
 
@@ -274,6 +272,49 @@ def test_a_table_that_is_given_is_not_measured_again():
     auto = make_backend("auto", *pools, table=given_table)
     assert isinstance(auto, Auto)
     assert auto.table is given_table
+
+
+class Sleeper:
+    """Takes 1 ms, and 8 more while its twin copies the other way; fails on demand."""
+
+    def __init__(self, others: list[str], mine: list[str], fails: str = "") -> None:
+        self.device_pool, self.host_pool = make_pools(LAYOUTS["gqa_bf16"])
+        self.driver = None
+        self.asked: set[str] = set()
+        self._others, self._mine, self._fails = others, mine, fails
+
+    def copy(self, direction, source, target, *, alone=False) -> None:
+        if direction == self._fails:
+            raise TransferError("refused")
+        self.asked.add(direction)
+        self._mine.append(direction)
+        try:
+            time.sleep(0.001)
+            if self._others and self._others[-1] != direction:
+                time.sleep(0.008)
+        finally:
+            self._mine.pop()
+
+
+def test_a_busy_direction_is_kept_so_by_the_same_backend():
+    here: list[str] = []
+    there: list[str] = []
+    first, twin = Sleeper(there, here), Sleeper([], there)
+    table = measure({"x": first}, {"x": twin}, repeats=1)  # pyright: ignore[reportArgumentType]
+    assert twin.asked == {"h2d", "d2h"}
+    for direction in ("h2d", "d2h"):
+        alone, beside = (table[Case("x", direction, busy)] for busy in ("idle", "busy"))
+        assert len(alone) == len(beside) == 3
+        for before, after in zip(alone, beside, strict=True):
+            assert min(after.run_ns, after.scattered_ns) >= 9_000_000 > before.run_ns
+    assert not [each for each in threading.enumerate() if each.name == "other way"]
+
+
+@pytest.mark.parametrize("fails", ["h2d", "d2h"])
+def test_a_twin_that_fails_ends_the_measuring_with_its_error(fails):
+    twin = Sleeper([], [], fails)
+    with pytest.raises(TransferError, match="refused"):
+        measure({"x": Sleeper([], [])}, {"x": twin}, repeats=1)  # pyright: ignore[reportArgumentType]
 
 
 # The link, as the engine sees it ----------------------------------------------------------------
