@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Literal
 
 import pytest
@@ -24,8 +25,8 @@ import torch
 from hicache.errors import TransferError
 from hw.model import graphs
 from hw.model.attention import WaitLayer
-from hw.model.buffers import Shape
-from hw.model.graphs import StepGraphs
+from hw.model.buffers import Shape, Sizes
+from hw.model.graphs import Buckets, StepGraphs
 from hw.transfers.driver import Driver
 from hw.transfers.layerwise import LayerLoad
 from hw.transfers.queues import make_queue
@@ -153,6 +154,12 @@ class Loads(Bench):
             self._wanted[number] = max(self._wanted[number], layers)
             self._asked.notify_all()
 
+    def launches(self) -> list[tuple[Shape, str]]:
+        """On a CPU: steps that would have been launched as graphs."""
+        stub = self.device._graphs
+        assert isinstance(stub, OnTheSpot)
+        return stub.launched
+
     def launched_in_parts(self) -> int:
         """Steps that ran as graphs in parts, as far as it is known."""
         stub = self.device._graphs
@@ -265,6 +272,69 @@ def test_warming_up_makes_them_where_loads_are_known(device):
     other.device.loads_of = None
     other.device.warm_up(prefill_tokens=32)
     assert other.device.graphs == warm - 2  # of 16 and of 32 tokens
+
+
+@pytest.mark.parametrize("device", DEVICES)
+class TestLongerOnes:
+    """Sizes of which there are graphs in parts alone."""
+
+    def longer(self, tokens: int = 256) -> Loads:
+        return Loads(buckets=Buckets((16,), (1,), 2, (32, 48)), sizes=Sizes(tokens, 4, 4096))
+
+    def test_a_step_that_waits_has_a_graph_and_another_of_its_size_has_none(self, device):
+        bench = self.longer()
+        bench.device.warm_up(decoders=1, prefill_tokens=48)
+        warm = bench.device.graphs
+        assert warm == 5  # of 48, 32 and 16 tokens in parts; whole: of 16, and of a decoder
+        request, other = bench.add(64), bench.add(40)
+        bench.prefill((request, 0, 16))
+        bench.bring(0, bench.take_away())
+        assert bench.prefill((request, 16, 35), load=0).setup_ns == 0  # as one of 48
+        bench.join()
+        bench.prefill((other, 0, 35))
+        bench.prefill((request, 51, 3))
+        assert bench.device.graphs == warm
+        if DEVICE.type == "cpu":
+            assert [(shape.prefill_tokens, how) for shape, how in bench.launches()] == [
+                (16, "whole"), (48, "parts"), (16, "whole")
+            ]  # fmt: skip
+
+    def test_what_a_capture_takes_is_set_up(self, device):
+        bench = self.longer()
+        request = bench.add(64)
+        bench.prefill((request, 0, 16))
+        for past, first in ((16, True), (37, False)):
+            bench.bring(past, bench.take_away())
+            assert (bench.prefill((request, past, 21), load=past).setup_ns > 0) == first
+            bench.join()
+
+    def test_a_full_chunk_between_two_sizes_has_one_of_its_own(self, device):
+        bench = self.longer(tokens=40)
+        request = bench.add(64)
+        bench.prefill((request, 0, 16))
+        bench.bring(0, bench.take_away())
+        bench.prefill((request, 16, 40), load=0)
+        bench.join()
+        assert bench.launched_in_parts() == 1
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (8, (8, 16, 32, 48)), (16, (16, 32, 48)), (40, (16, 32, 40, 48)), (48, (16, 32, 48)),
+        (49, (16, 32, 48)), (8192, (16, 32, 48)),
+    ],
+)  # fmt: skip
+def test_sizes_of_prefills_that_wait(most, expected):
+    buckets = Buckets((16,), (1,), 2, (32, 48))
+    assert buckets.waiting(most) == buckets._replace(prefill_tokens=expected)
+
+
+def test_the_usual_sizes_are_rounded_up_by_little():
+    """A product of so many tokens is computed in tiles of 128 of them in any case."""
+    sizes = Buckets().waiting(8192).prefill_tokens
+    assert max(after - before for before, after in pairwise(sizes)) <= 128
+    assert sizes[-1] == 2048
 
 
 class Tape:
