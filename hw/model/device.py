@@ -34,6 +34,7 @@ from hw.model.attention import PagedAttention, WaitLayer, attach
 from hw.model.buffers import Shape, Sizes, StepBuffers, tiles_of
 from hw.model.graphs import Buckets, StepGraphs, graph_shape
 from hw.model.paged_attention import Heads, tuned_heads
+from hw.model.products import leaving
 from hw.pools import DevicePool
 
 # By the number of a copy under way, what makes a layer wait for its part of it.
@@ -59,10 +60,12 @@ class ModelDevice:
         buckets: Buckets = Buckets(),  # noqa: B008  # immutable
         keep_logits: Literal["no", "yes"] = "no",
         heads: Heads | None = None,
+        spare_multiprocessors: int = 0,
     ) -> None:
         """`sizes`: the largest step that will come. `keep_logits`: so that `logits` can be read.
         `heads`: how kernels are cut, if not as tuned. `graphs`: "whole" has none of steps that wait
-        for layers, as it was before there were any.
+        for layers, as it was before there were any. `spare_multiprocessors`: what the products of
+        such steps leave to the load.
         """
         check_device(pool.device)
         self.device = pool.device
@@ -81,6 +84,7 @@ class ModelDevice:
         capturable = self._stream is not None and graphs != "never" and not _has_experts(model)
         self._graphs = StepGraphs(self._stream) if self._stream and capturable else None
         self._in_parts = graphs == "auto"
+        self._spare = spare_multiprocessors if self._stream else 0
         self._buckets = buckets
         self._buckets_waiting = buckets.waiting(sizes.tokens)
         self._compiled: set[tuple[int, int, int]] = set()
@@ -238,7 +242,8 @@ class ModelDevice:
         """One step that calls `wait_layer(i)` before layer i reads its pages."""
         self._attention.wait_layer = wait_layer
         try:
-            self._forward(shape)
+            with leaving(self._spare):
+                self._forward(shape)
         finally:
             self._attention.wait_layer = None
 

@@ -47,7 +47,7 @@ LAYERWISE = ("zero_copy", "direct", "direct_batch")
 BY_DMA_ALONE = ("direct", "direct_batch")
 KERNEL_MARGIN = 0.01
 # A kernel that lasts as long as a layer's load costs those of a prefill, which want all
-# multiprocessors at once, up to half of that time.
+# multiprocessors at once, up to a quarter of that time; DMA costs them nothing.
 LAYER_KERNEL_MARGIN = 0.3
 MEASURED_BYTES = 256 << 20  # the largest transfer that is timed; beyond, its slope goes on
 REPEATS = 5
@@ -165,6 +165,15 @@ class Auto:
         self.picked = self.pick("h2d", lists, "idle", self._layerwise, LAYER_KERNEL_MARGIN)
         return self.candidates[self.picked].load_layers(source, target, inputs, load, alone=alone)
 
+    @property
+    def layer_multiprocessors(self) -> int:
+        """As of `TransferBackend`, where pages lie apart: kernels are for those."""
+        pages = min(self.device_pool.pages, self.host_pool.pages)
+        names, margin = self._layerwise, LAYER_KERNEL_MARGIN
+        return self.candidates[
+            self.pick_of("h2d", pages, pages, "idle", names, margin)
+        ].layer_multiprocessors
+
     def pick(
         self,
         direction: Direction,
@@ -254,6 +263,10 @@ def measure(
         for size in sizes
     ]
     background = _Background(device, host, some.driver)
+    if some.driver is not None:
+        for name in LAYERWISE:
+            if name in candidates:  # has kernels of its own for that: to be compiled now
+                candidates[name].load_layers(((0, 1),), ((0, 1),)).finish()
     table: Table = {}
     directions: tuple[Direction, ...] = ("h2d", "d2h")
     # On CPU memory there is no link whose other direction could be busy.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -23,7 +24,7 @@ from tiny_models import DEVICE, Bench, table
 import torch
 
 from hicache.errors import TransferError
-from hw.model import graphs
+from hw.model import graphs, products
 from hw.model.attention import WaitLayer
 from hw.model.buffers import Shape, Sizes
 from hw.model.graphs import Buckets, StepGraphs
@@ -247,6 +248,15 @@ class TestWaiting:
         bench.join()
         bench.prefill((request, 25, 2))
 
+    def test_products_that_leave_multiprocessors_to_the_load(self, device):
+        bench = Loads(spare_multiprocessors=4)
+        request = bench.add(40)
+        bench.prefill((request, 0, 16))
+        bench.bring(7, bench.take_away())
+        bench.prefill((request, 16, 9), load=7)
+        bench.join()
+        bench.prefill((request, 25, 3))
+
     def test_without_graphs_of_such_steps(self, device):
         bench = Loads(graphs="whole")
         request = bench.add(40)
@@ -389,6 +399,48 @@ class Tape:
         for layer in range(3):
             wait_layer(layer)
             self.log.append(f"layer {layer} in {self.recording}")
+
+
+class TestProducts:
+    """What cuBLAS is told, without one."""
+
+    @pytest.fixture
+    def told(self, monkeypatch) -> list[tuple[int | None, int]]:
+        told: list[tuple[int | None, int]] = []
+
+        class Library:
+            def __init__(self, name: str) -> None:
+                assert name == "libcublas.so.13"
+
+            def cublasSetSmCountTarget(self, handle, count) -> int:
+                told.append((handle.value, count.value))
+                return 0
+
+        monkeypatch.setattr(products.ctypes, "CDLL", Library)
+        monkeypatch.setattr(products.torch.version, "cuda", "13.0")
+        monkeypatch.setattr(products.torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(products.torch.cuda, "current_blas_handle", lambda: 77)
+        monkeypatch.setattr(
+            products.torch.cuda,
+            "get_device_properties",
+            lambda _: SimpleNamespace(multi_processor_count=132),
+        )
+        return told
+
+    def test_fewer_inside_and_all_again_behind(self, told):
+        with products.leaving(4):
+            assert told == [(77, 128)]
+        assert told == [(77, 128), (77, 0)]
+
+    def test_also_behind_an_error(self, told):
+        with pytest.raises(TransferError), products.leaving(200):
+            raise TransferError("it will not come")
+        assert told == [(77, 1), (77, 0)]
+
+    def test_none(self, told):
+        with products.leaving(0):
+            pass
+        assert told == []
 
 
 SHAPE = Shape(16, 1, 1, 0)
