@@ -89,6 +89,7 @@ class Assembly:
         pool = DevicePool(layout, options.device_pages, self.where)
         self.queues: dict[str, list[Device]] = {}
         self.loads: LoadBook | None = None  # with which prefills overlap, if they do
+        self._spare = 0  # multiprocessors that such prefills leave to the load
         self.store: OpenStore | None = None  # that is asked by name
         if options.host_pages:
             limit = int(hw.host_limit_gib * GIB) or None
@@ -103,6 +104,7 @@ class Assembly:
             traffic = Traffic()
             down = make_backend(hw.transfers, pool, host, driver, traffic=traffic)
             self._closers.append(down.close)
+            self._spare = down.layer_multiprocessors
             table = down.table if isinstance(down, Auto) else None
             up = make_backend(hw.transfers, pool, host, driver, traffic=traffic, table=table)
             self._closers.append(up.close)
@@ -148,7 +150,8 @@ class Assembly:
                 # Requests may share pages: each of them lists all of its own.
                 min(scheduler.max_running_requests * options.device_pages, MOST_TABLE_ENTRIES),
             )
-            device = ModelDevice(model, pool, sizes, name=f"{self.name} ({geometry.name})")
+            name = f"{self.name} ({geometry.name})"
+            device = ModelDevice(model, pool, sizes, name=name, spare_multiprocessors=self._spare)
             vocab_size = int(model.config.vocab_size)
         self._closers.append(device.close)
         loads = self.loads

@@ -39,6 +39,7 @@ from hw.model.attention import NAME
 from hw.model.buffers import Sizes
 from hw.model.build import config_of, make_model, random_model
 from hw.model.device import ModelDevice
+from hw.model.graphs import Buckets
 from hw.pools import DevicePool, KvLayout
 from hw.transfers.driver import Driver
 from hw.transfers.layerwise import LayerLoad
@@ -231,7 +232,8 @@ def model_rows(model: Model, limits: dict[str, float]) -> tuple[list[dict], list
                 other = model.prefill(new, past) if graphed else row
             row["eager_ms"] = other["ms"]
             row["graph_ms"] = row.pop("ms") if graphed else None
-            row["parts_ms"] = model.prefill(new, past, load=0)["ms"] if graphed else None
+            in_parts = new <= max(Buckets().waiting_tokens)
+            row["parts_ms"] = model.prefill(new, past, load=0)["ms"] if in_parts else None
             row["of_matmul"] = row["tflop_s"] / limits["matmul_tflop_s"]
             prefills.append(row)
     riders = tuple(model.step(row + 1, 2048, 1, 2050) for row in range(16))

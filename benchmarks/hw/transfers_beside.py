@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from transfers_bench import DIRECTIONS, Bench, timed_us
 from transfers_report import MIB, gib_s
 
+from hw.live import SWITCH_INTERVAL_S
+from hw.model.products import leaving
 from hw.transfers.auto import BACKENDS
 from hw.transfers.driver import Direction
 from hw.transfers.layerwise import LayerLoad
@@ -20,6 +24,8 @@ def layerwise(bench: Bench, tokens: int) -> list[dict]:
     """How much of the smaller of load and compute is hidden when layers are waited for singly.
 
     Compute is one matrix product a layer; in all about as long as the load, half of it and twice.
+    As in a run: loads have a thread that is there already, which gets the interpreter as soon as
+    there, and products leave a back-end's kernels what they want. Compute alone leaves nothing.
     """
     layers = bench.layout.layers
     lists = bench.lists(tokens // bench.page_size_tokens)
@@ -27,16 +33,16 @@ def layerwise(bench: Bench, tokens: int) -> list[dict]:
     stream = torch.cuda.Stream()
     kept: list[torch.Tensor] = []  # what graphs read must outlive them
 
-    def graph_of(rows: int) -> torch.cuda.CUDAGraph:
+    def graph_of(rows: int, spare: int) -> torch.cuda.CUDAGraph:
         data = torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16)
         kept.append(data)
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            torch.mm(data, weights)
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.stream(stream), leaving(spare):
             torch.mm(data, weights)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                torch.mm(data, weights)
         return graph
 
     def compute(graph: torch.cuda.CUDAGraph, load: LayerLoad | None) -> None:
@@ -48,37 +54,41 @@ def layerwise(bench: Bench, tokens: int) -> list[dict]:
         stream.synchronize()
 
     rows = []
-    for name, backend in bench.backends.items():
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with ThreadPoolExecutor(1) as worker:
+        for name, backend in bench.backends.items():
 
-        def load_only(backend=backend) -> None:
-            backend.load_layers(lists[1], lists[0]).finish()
+            def load_only(backend=backend) -> None:
+                backend.load_layers(lists[1], lists[0]).finish()
 
-        load_only()
-        load_us = timed_us(load_only, 7)
-        for share in (0.5, 1.0, 2.0):
-            # About 0.7 PFLOP/s: the rows of a product that lasts as long as a layer's load.
-            wanted_us = load_us * share / layers
-            graph = graph_of(max(128, round(wanted_us * 7e8 / (2 * 4096 * 4096) / 128) * 128))
-            compute(graph, None)
-            compute_us = timed_us(lambda graph=graph: compute(graph, None), 7)
+            load_only()
+            load_us = timed_us(load_only, 7)
+            for share in (0.5, 1.0, 2.0):
+                # About 0.7 PFLOP/s: the rows of a product that lasts as long as a layer's load.
+                wanted_us = load_us * share / layers
+                count = max(128, round(wanted_us * 7e8 / (2 * 4096 * 4096) / 128) * 128)
+                alone, graph = graph_of(count, 0), graph_of(count, backend.layer_multiprocessors)
+                compute(alone, None)
+                compute_us = timed_us(lambda alone=alone: compute(alone, None), 7)
 
-            def both(graph=graph, backend=backend) -> None:
-                load = LayerLoad(layers)
+                def both(graph=graph, backend=backend) -> None:
+                    load = LayerLoad(layers)
 
-                def run() -> None:
-                    # As a worker does: it has nothing to do with the model's stream.
-                    backend.load_layers(lists[1], lists[0], load=load, alone=True).finish()
+                    def run() -> None:
+                        # As a worker does: it has nothing to do with the model's stream.
+                        backend.load_layers(lists[1], lists[0], load=load, alone=True).finish()
 
-                thread = threading.Thread(target=run)
-                thread.start()
-                compute(graph, load)
-                thread.join()
+                    loaded = worker.submit(run)
+                    compute(graph, load)
+                    loaded.result()
 
-            both()
-            both_us = timed_us(both, 7)
-            hidden = (load_us + compute_us - both_us) / min(load_us, compute_us)
-            row = {"backend": name, "tokens": tokens, "load": load_us, "compute": compute_us}
-            rows.append(row | {"both": both_us, "hidden": hidden})
+                both()
+                both_us = timed_us(both, 7)
+                hidden = (load_us + compute_us - both_us) / min(load_us, compute_us)
+                row = {"backend": name, "tokens": tokens, "load": load_us, "compute": compute_us}
+                rows.append(row | {"both": both_us, "hidden": hidden})
+    sys.setswitchinterval(before_s)
     return rows
 
 

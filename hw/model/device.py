@@ -34,6 +34,7 @@ from hw.model.attention import PagedAttention, WaitLayer, attach
 from hw.model.buffers import Shape, Sizes, StepBuffers, tiles_of
 from hw.model.graphs import Buckets, StepGraphs, graph_shape
 from hw.model.paged_attention import Heads, tuned_heads
+from hw.model.products import leaving
 from hw.pools import DevicePool
 
 # By the number of a copy under way, what makes a layer wait for its part of it.
@@ -59,10 +60,12 @@ class ModelDevice:
         buckets: Buckets = Buckets(),  # noqa: B008  # immutable
         keep_logits: Literal["no", "yes"] = "no",
         heads: Heads | None = None,
+        spare_multiprocessors: int = 0,
     ) -> None:
         """`sizes`: the largest step that will come. `keep_logits`: so that `logits` can be read.
         `heads`: how kernels are cut, if not as tuned. `graphs`: "whole" has none of steps that wait
-        for layers, as it was before there were any.
+        for layers, as it was before there were any. `spare_multiprocessors`: what the products of
+        such steps leave to the load.
         """
         check_device(pool.device)
         self.device = pool.device
@@ -81,7 +84,9 @@ class ModelDevice:
         capturable = self._stream is not None and graphs != "never" and not _has_experts(model)
         self._graphs = StepGraphs(self._stream) if self._stream and capturable else None
         self._in_parts = graphs == "auto"
+        self._spare = spare_multiprocessors if self._stream else 0
         self._buckets = buckets
+        self._buckets_waiting = buckets.waiting(sizes.tokens)
         self._compiled: set[tuple[int, int, int]] = set()
         self.loads_of: LoadsOf | None = None
         rows = 2 * sizes.rows
@@ -120,19 +125,22 @@ class ModelDevice:
         start_ns = time.monotonic_ns()
         most_rows = min(self._sizes.rows, decoders or self._sizes.rows)
         most_tokens = min(self._sizes.tokens, prefill_tokens or self._sizes.tokens)
+        plain = {*self._buckets.prefill_tokens, most_tokens}
+        waits = self._in_parts and self.loads_of is not None
+        waiting = {*self._buckets_waiting.prefill_tokens, most_tokens} if waits else set()
         with self._running():
-            shapes = [Shape(0, 0, 0, size) for size in self._buckets.decoders if size <= most_rows]
-            for size in (*self._buckets.prefill_tokens, most_tokens):
-                if size <= most_tokens:
-                    tiles = -(-size // self.heads.tile_tokens)
-                    shapes.append(Shape(size, 1, tiles, 0))
-            for shape in shapes:
-                if self._stream is None and shape.tokens > 64:
+            # The largest first: what it leaves in the graphs' memory is enough for the others.
+            for size in sorted(plain | waiting, reverse=True):
+                if size > most_tokens or (self._stream is None and size > 64):
                     continue  # an interpreter compiles nothing
-                fitted = self._fitted(shape)
-                self._prepare(fitted)
-                if shape.prefill_tokens and self._in_parts and self.loads_of is not None:
-                    self._prepare_waiting(fitted)
+                shape = Shape(size, 1, -(-size // self.heads.tile_tokens), 0)
+                if size in waiting:
+                    self._prepare_waiting(self._fitted(shape, self._buckets_waiting))
+                if size in plain:
+                    self._prepare(self._fitted(shape, self._buckets))
+            for size in self._buckets.decoders:
+                if size <= most_rows:
+                    self._prepare(self._fitted(Shape(0, 0, 0, size), self._buckets))
         return time.monotonic_ns() - start_ns
 
     def run(self, operation: Operation, control: Control, steps: tuple[Step, ...] = ()) -> Timing:
@@ -169,10 +177,15 @@ class ModelDevice:
             wait_layer = self.loads_of(operation.load)
         tokens = sum(step.new_tokens for step in chunks)
         shape = Shape(tokens, len(chunks), len(tiles), len(decoders))
-        is_eager = wait_layer is not None and not self._in_parts
-        shape, graphed = (shape, False) if is_eager else self._fitted(shape)
-        prepare = self._prepare if wait_layer is None else self._prepare_waiting
-        setup_ns = prepare((shape, graphed))
+        if wait_layer is None:
+            shape, graphed = fitted = self._fitted(shape, self._buckets)
+            setup_ns = self._prepare(fitted)
+        else:
+            fitted = (shape, False)
+            if self._in_parts:
+                fitted = self._fitted(shape, self._buckets_waiting)
+            shape, graphed = fitted
+            setup_ns = self._prepare_waiting(fitted)
         self._buffers.lay_out(shape, chunks, decoders, tiles)
         self._buffers.send()
         begin = self._clock.mark()
@@ -187,7 +200,7 @@ class ModelDevice:
         return Timing(started_ns, max(seen_ns, started_ns + 1), setup_ns)
 
     def _burst(self, max_steps: int, decoders: Sequence[Step], control: Control) -> Timing:
-        shape, graphed = self._fitted(Shape(0, 0, 0, len(decoders)))
+        shape, graphed = self._fitted(Shape(0, 0, 0, len(decoders)), self._buckets)
         setup_ns = self._prepare((shape, graphed))
         buffers = self._buffers
         portion = buffers.portion(shape)
@@ -229,7 +242,8 @@ class ModelDevice:
         """One step that calls `wait_layer(i)` before layer i reads its pages."""
         self._attention.wait_layer = wait_layer
         try:
-            self._forward(shape)
+            with leaving(self._spare):
+                self._forward(shape)
         finally:
             self._attention.wait_layer = None
 
@@ -259,10 +273,10 @@ class ModelDevice:
         if self._logits is not None:
             self._logits[: shape.results] = logits
 
-    def _fitted(self, shape: Shape) -> tuple[Shape, bool]:
+    def _fitted(self, shape: Shape, buckets: Buckets) -> tuple[Shape, bool]:
         """The shape that a step is run with, and whether as a graph."""
         if self._graphs is not None:
-            graphed = graph_shape(shape, self.heads, self._buckets, self._most)
+            graphed = graph_shape(shape, self.heads, buckets, self._most)
             if graphed is not None:
                 return graphed, True
         return shape, False

@@ -31,11 +31,24 @@ from hw.model.paged_attention import Heads
 
 
 class Buckets(NamedTuple):
-    """The sizes for which graphs exist. A longer prefill keeps the GPU busy without one."""
+    """The sizes for which graphs exist. A longer prefill keeps the GPU busy without one.
+
+    waiting_tokens: of prefills that wait for layers, the longer sizes. Their first layers would be
+    launched while another thread enqueues the load, which takes twice as long from Python.
+    """
 
     prefill_tokens: tuple[int, ...] = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
     decoders: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     chunks: int = 8
+    waiting_tokens: tuple[int, ...] = (1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048)
+
+    def waiting(self, most: int) -> Buckets:
+        """Those of prefills that wait for layers. `most`: tokens of a full chunk, which has a graph
+        of its own where it is not longer than all of them.
+        """
+        sizes = {*self.prefill_tokens, *self.waiting_tokens}
+        own = {most} if most <= max(sizes, default=0) else set()
+        return self._replace(prefill_tokens=tuple(sorted(sizes | own)))
 
 
 def rounded_up(size: int, buckets: tuple[int, ...], most: int) -> int | None:

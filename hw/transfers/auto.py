@@ -38,7 +38,7 @@ LAYERWISE = ("zero_copy", "direct", "direct_batch")
 BY_DMA_ALONE = ("direct", "direct_batch")
 KERNEL_MARGIN = 0.01
 # A kernel that lasts as long as a layer's load costs those of a prefill, which want all
-# multiprocessors at once, up to half of that time.
+# multiprocessors at once, up to a quarter of that time; DMA costs them nothing.
 LAYER_KERNEL_MARGIN = 0.3
 # So many picks are remembered: sizes and cuts recur, and to estimate takes longer than to look up.
 REMEMBERED = 4096
@@ -131,6 +131,13 @@ class Auto:
         self.picked = self.pick("h2d", lists, "idle", layers=True)
         return self.candidates[self.picked].load_layers(source, target, inputs, load, alone=alone)
 
+    @property
+    def layer_multiprocessors(self) -> int:
+        """As of `TransferBackend`, where pages lie apart: kernels are for those."""
+        pages = min(self.device_pool.pages, self.host_pool.pages)
+        picked = self.pick_of("h2d", pages, pages, "idle", layers=True)
+        return self.candidates[picked].layer_multiprocessors
+
     def pick(self, direction: Direction, lists: Lists, other: str, *, layers: bool = False) -> str:
         """The name that is expected to be done first; `other`: what the other direction does.
         layers: of a load layer by layer.
@@ -210,6 +217,9 @@ def measured(candidates: dict[str, TransferBackend], driver: Driver | None) -> T
     """`measure`, with twins where there is a link: on CPU memory no direction can be busy."""
     if driver is None:
         return measure(candidates)
+    for name in LAYERWISE:
+        if name in candidates:  # has kernels of its own for that: to be compiled now
+            candidates[name].load_layers(((0, 1),), ((0, 1),)).finish()
     some = next(iter(candidates.values()))
     twins = candidates_of(some.device_pool, some.host_pool, driver)
     try:

@@ -38,11 +38,13 @@ class Copied(NamedTuple):
 class TransferBackend(ABC):
     """One way of moving pages between a device pool and a host pool of the same layout.
 
+    `layer_multiprocessors`: how many the kernels of a load by layers had best find free.
     `_plan`: what the compiled front does for it; None: nothing. Where there is no front, or it
     refuses, `_move` enqueues the same pages from here.
     """
 
     name = ""
+    layer_multiprocessors = 0
 
     def __init__(
         self,

@@ -3,7 +3,9 @@
 No work buffer and no copy by the CPU, whatever the page lists look like; what it costs is a few
 multiprocessors, which wait for PCIe most of the time. Few programs are enough, since each has a
 tile of 16 KiB under way: bandwidth times latency of a Gen5 x16 link is about 100 KiB. So `programs`
-is a trade between the link's last per cent and what is left to the model's kernels.
+is a trade between the link's last per cent and what is left to the model's kernels. Layer by layer
+the model computes meanwhile: there the same bytes are under way in few, large programs, and the
+products of such steps leave them their multiprocessors (`hw.model.products`).
 Refuses page lists that name a page twice on the target's side: nobody orders the writes.
 """
 
@@ -24,10 +26,15 @@ from hw.transfers.lists import Lists
 from hw.transfers.queues import Listed, Mark, Queue
 
 PROGRAMS = 32
+# A program of 32 warps has a multiprocessor to itself. Programs of products come in pairs, of
+# neighbours, so that each of ours costs them two.
+LAYER_PROGRAMS, LAYER_WARPS = 2, 32
 
 
 class ZeroCopy(TransferBackend):
-    """See the module. `programs`: CTAs of a launch; `tile_bytes`: what one moves at a time."""
+    """See the module. `programs`: CTAs of a launch; `tile_bytes`: what one moves at a time;
+    `layer_programs`, `layer_warps`: likewise of a load by layers.
+    """
 
     name = "zero_copy"
 
@@ -41,11 +48,17 @@ class ZeroCopy(TransferBackend):
         programs: int = PROGRAMS,
         tile_bytes: int = TILE_BYTES,
         warps: int = WARPS,
+        layer_programs: int = LAYER_PROGRAMS,
+        layer_warps: int = LAYER_WARPS,
     ) -> None:
         super().__init__(device_pool, host_pool, driver, queue)
         # The interpreter's programs run one after the other and cost by the program.
         self.programs = programs if driver is not None else 1
         self._mover = Mover(device_pool, tiling(self.layout, tile_bytes), warps)
+        self._layer_programs = layer_programs if driver is not None else 1
+        shape = tiling(self.layout, TILE_BYTES * layer_warps // WARPS)
+        self._layer_mover = Mover(device_pool, shape, layer_warps)
+        self.layer_multiprocessors = 2 * self._layer_programs if driver is not None else 0
         if self.front is not None:
             self._plan = Plan.of("zero_copy")
 
@@ -71,12 +84,14 @@ class ZeroCopy(TransferBackend):
             lists = [Listed.of(each.contiguous()) for each in (device_pages, host_pages)]
             self._wait_for_inputs(inputs)
             self.queue.start()
-            setup_ns += self._launch(direction, lists, (0, self.layout.layers))
+            layers = (0, self.layout.layers)
+            setup_ns += self._launch(direction, lists, layers, self._mover, self.programs)
             return Copied(self.queue.stop(), setup_ns)
 
     def _move(self, direction: Direction, lists: Lists) -> int:
         layers = (0, self.layout.layers)
-        setup_ns = self._launch(direction, self.queue.upload(*lists.arrays()), layers)
+        listed = self.queue.upload(*lists.arrays())
+        setup_ns = self._launch(direction, listed, layers, self._mover, self.programs)
         if self._plan is not None:
             self._plan.learn(self._mover, dense=False, programs=self.programs)
         return setup_ns
@@ -84,7 +99,9 @@ class ZeroCopy(TransferBackend):
     def _move_layers(self, lists: Lists, load: LayerLoad) -> int:
         listed, setup_ns = self.queue.upload(*lists.arrays()), 0
         for layer in range(self.layout.layers):
-            setup_ns += self._launch("h2d", listed, (layer, 1))
+            setup_ns += self._launch(
+                "h2d", listed, (layer, 1), self._layer_mover, self._layer_programs
+            )
             load.loaded()
         return setup_ns
 
@@ -93,8 +110,10 @@ class ZeroCopy(TransferBackend):
         direction: Direction,
         lists: list[Listed],
         layers: tuple[int, int],
+        mover: Mover,
+        programs: int,
     ) -> int:
-        return self._mover.move(
+        return mover.move(
             direction,
             self.queue,
             lists[0],
@@ -102,5 +121,5 @@ class ZeroCopy(TransferBackend):
             packed_address=self.host_pool.address,
             packed_stride_bytes=self.host_pool.page_bytes,
             layers=layers,
-            programs=self.programs,
+            programs=programs,
         )

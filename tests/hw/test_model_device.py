@@ -142,7 +142,7 @@ class TestPadding:
         device, used = bench.device, []
         buckets = Buckets((32, 64), (4, 8), 4)
 
-        def fitted(shape):
+        def fitted(shape, _):
             used.append(graph_shape(shape, device.heads, buckets, Shape(256, 16, 272, 16)))
             return used[-1], False
 

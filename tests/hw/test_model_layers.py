@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Literal
 
 import pytest
@@ -22,10 +23,9 @@ from tiny_models import DEVICE, Bench, table
 import torch
 
 from hicache.errors import TransferError
-from hw.model import graphs
 from hw.model.attention import WaitLayer
-from hw.model.buffers import Shape
-from hw.model.graphs import StepGraphs
+from hw.model.buffers import Shape, Sizes
+from hw.model.graphs import Buckets, StepGraphs
 from hw.transfers.driver import Driver
 from hw.transfers.layerwise import LayerLoad
 from hw.transfers.queues import make_queue
@@ -153,6 +153,12 @@ class Loads(Bench):
             self._wanted[number] = max(self._wanted[number], layers)
             self._asked.notify_all()
 
+    def launches(self) -> list[tuple[Shape, str]]:
+        """On a CPU: steps that would have been launched as graphs."""
+        stub = self.device._graphs
+        assert isinstance(stub, OnTheSpot)
+        return stub.launched
+
     def launched_in_parts(self) -> int:
         """Steps that ran as graphs in parts, as far as it is known."""
         stub = self.device._graphs
@@ -240,6 +246,15 @@ class TestWaiting:
         bench.join()
         bench.prefill((request, 25, 2))
 
+    def test_products_that_leave_multiprocessors_to_the_load(self, device):
+        bench = Loads(spare_multiprocessors=4)
+        request = bench.add(40)
+        bench.prefill((request, 0, 16))
+        bench.bring(7, bench.take_away())
+        bench.prefill((request, 16, 9), load=7)
+        bench.join()
+        bench.prefill((request, 25, 3))
+
     def test_without_graphs_of_such_steps(self, device):
         bench = Loads(graphs="whole")
         request = bench.add(40)
@@ -267,114 +282,64 @@ def test_warming_up_makes_them_where_loads_are_known(device):
     assert other.device.graphs == warm - 2  # of 16 and of 32 tokens
 
 
-class Tape:
-    """In the place of CUDA's graphs and streams: what is done with them, in order."""
+@pytest.mark.parametrize("device", DEVICES)
+class TestLongerOnes:
+    """Sizes of which there are graphs in parts alone."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log: list[str] = []
-        self.recording: int | None = None
-        made = 0
-        tape = self
+    def longer(self, tokens: int = 256) -> Loads:
+        return Loads(buckets=Buckets((16,), (1,), 2, (32, 48)), sizes=Sizes(tokens, 4, 4096))
 
-        class Graph:
-            """One that has a number and no work."""
+    def test_a_step_that_waits_has_a_graph_and_another_of_its_size_has_none(self, device):
+        bench = self.longer()
+        bench.device.warm_up(decoders=1, prefill_tokens=48)
+        warm = bench.device.graphs
+        assert warm == 5  # of 48, 32 and 16 tokens in parts; whole: of 16, and of a decoder
+        request, other = bench.add(64), bench.add(40)
+        bench.prefill((request, 0, 16))
+        bench.bring(0, bench.take_away())
+        assert bench.prefill((request, 16, 35), load=0).setup_ns == 0  # as one of 48
+        bench.join()
+        bench.prefill((other, 0, 35))
+        bench.prefill((request, 51, 3))
+        assert bench.device.graphs == warm
+        if DEVICE.type == "cpu":
+            assert [(shape.prefill_tokens, how) for shape, how in bench.launches()] == [
+                (16, "whole"), (48, "parts"), (16, "whole")
+            ]  # fmt: skip
 
-            def __init__(self) -> None:
-                nonlocal made
-                self.number = made
-                made += 1
+    def test_what_a_capture_takes_is_set_up(self, device):
+        bench = self.longer()
+        request = bench.add(64)
+        bench.prefill((request, 0, 16))
+        for past, first in ((16, True), (37, False)):
+            bench.bring(past, bench.take_away())
+            assert (bench.prefill((request, past, 21), load=past).setup_ns > 0) == first
+            bench.join()
 
-            def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-                assert capture_error_mode == "thread_local"
-                assert tape.recording is None
-                tape.recording = self.number
-                tape.log.append(f"begin {self.number} in {pool}")
-
-            def capture_end(self) -> None:
-                assert tape.recording == self.number
-                tape.recording = None
-
-            def pool(self) -> str:
-                return "the pool"
-
-            def replay(self) -> None:
-                tape.log.append(f"launch {self.number}")
-
-        monkeypatch.setattr(graphs.torch.cuda, "CUDAGraph", Graph)
-        monkeypatch.setattr(graphs.torch.cuda, "empty_cache", lambda: None)
-        monkeypatch.setattr(graphs.torch.cuda, "stream", lambda stream: stream)
-
-    def synchronize(self) -> None:
-        """As a stream does."""
-        assert self.recording is None
-
-    def __enter__(self) -> None:
-        """As `torch.cuda.stream` does."""
-
-    def __exit__(self, *_: object) -> None:
-        """Likewise."""
-
-    def body(self, wait_layer: WaitLayer) -> None:
-        """A step of three layers."""
-        for layer in range(3):
-            wait_layer(layer)
-            self.log.append(f"layer {layer} in {self.recording}")
+    def test_a_full_chunk_between_two_sizes_has_one_of_its_own(self, device):
+        bench = self.longer(tokens=40)
+        request = bench.add(64)
+        bench.prefill((request, 0, 16))
+        bench.bring(0, bench.take_away())
+        bench.prefill((request, 16, 40), load=0)
+        bench.join()
+        assert bench.launched_in_parts() == 1
 
 
-SHAPE = Shape(16, 1, 1, 0)
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (8, (8, 16, 32, 48)), (16, (16, 32, 48)), (40, (16, 32, 40, 48)), (48, (16, 32, 48)),
+        (49, (16, 32, 48)), (8192, (16, 32, 48)),
+    ],
+)  # fmt: skip
+def test_sizes_of_prefills_that_wait(most, expected):
+    buckets = Buckets((16,), (1,), 2, (32, 48))
+    assert buckets.waiting(most) == buckets._replace(prefill_tokens=expected)
 
 
-def test_a_part_ends_where_a_layer_waits(monkeypatch):
-    tape = Tape(monkeypatch)
-    found = StepGraphs(tape)  # pyright: ignore[reportArgumentType]
-    assert not found.has_parts(SHAPE)
-    assert found.capture_parts(SHAPE, tape.body) >= 0
-    assert tape.log == [
-        "layer 0 in None", "layer 1 in None", "layer 2 in None",  # once, for kernels to be compiled
-        "begin 0 in None",
-        "begin 1 in the pool", "layer 0 in 1",
-        "begin 2 in the pool", "layer 1 in 2",
-        "begin 3 in the pool", "layer 2 in 3",
-    ]  # fmt: skip
-    assert found.has_parts(SHAPE)
-    assert SHAPE not in found
-    assert len(found) == 1
-    tape.log.clear()
-    found.replay_parts(SHAPE, lambda layer: tape.log.append(f"wait {layer}"))
-    assert tape.log == [
-        "launch 0", "wait 0", "launch 1", "wait 1", "launch 2", "wait 2", "launch 3"
-    ]  # fmt: skip
-    found.close()
-    assert not found.has_parts(SHAPE)
-
-
-def test_behind_a_wait_that_fails_nothing_is_launched(monkeypatch):
-    tape = Tape(monkeypatch)
-    found = StepGraphs(tape)  # pyright: ignore[reportArgumentType]
-    found.capture_parts(SHAPE, tape.body)
-    tape.log.clear()
-
-    def wait(layer: int) -> None:
-        if layer == 1:
-            raise TransferError("it will not come")
-
-    with pytest.raises(TransferError):
-        found.replay_parts(SHAPE, wait)
-    assert tape.log == ["launch 0", "launch 1"]
-
-
-def test_a_step_that_cannot_be_captured_leaves_nothing(monkeypatch):
-    tape = Tape(monkeypatch)
-    found = StepGraphs(tape)  # pyright: ignore[reportArgumentType]
-
-    def body(wait_layer: WaitLayer) -> None:
-        tape.body(wait_layer)
-        if tape.recording is not None:
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        found.capture_parts(SHAPE, body)
-    assert tape.recording is None
-    assert not found.has_parts(SHAPE)
-    found.capture_parts(SHAPE, tape.body)
-    assert found.has_parts(SHAPE)
+def test_the_usual_sizes_are_rounded_up_by_little():
+    """A product of so many tokens is computed in tiles of 128 of them in any case."""
+    sizes = Buckets().waiting(8192).prefill_tokens
+    assert max(after - before for before, after in pairwise(sizes)) <= 128
+    assert sizes[-1] == 2048

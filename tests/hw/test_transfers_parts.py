@@ -241,6 +241,21 @@ def test_a_kernel_under_a_prefill_must_be_quicker_by_more():
     assert auto.picked == "direct"
 
 
+def test_what_a_load_of_scattered_pages_goes_by_says_what_it_wants_to_find_free():
+    pools = make_pools(LAYOUTS["gqa_bf16"])
+    assert all(make(*pools, None).layer_multiprocessors == 0 for make in BACKENDS.values())
+    candidates = {name: BACKENDS[name](*pools, None) for name in ("zero_copy", "direct")}
+    candidates["zero_copy"].layer_multiprocessors = 4  # as on a GPU
+    table = equal_table()
+    assert Auto(candidates, table).layer_multiprocessors == 0
+    case = Case("direct", "h2d", "idle")
+    table[case] = [each._replace(scattered_ns=2 * each.scattered_ns) for each in table[case]]
+    auto = Auto(candidates, table)
+    assert auto.layer_multiprocessors == 4
+    auto.load_layers(((0, 6),), ((0, 6),)).finish()
+    assert auto.picked == "direct"  # a run
+
+
 def test_what_is_measured_decides_and_the_bytes_are_right(monkeypatch):
     monkeypatch.setitem(measure.__kwdefaults__, "repeats", 1)
     auto = make_backend("auto", *make_pools(LAYOUTS["gqa_bf16"]))

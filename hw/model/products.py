@@ -1,0 +1,44 @@
+"""Matrix products that leave multiprocessors to others: to the kernel of a load that runs beside.
+
+    all 132    |product ........|          a kernel holds two: two programs of the product begin
+               |kernel|product ........|   when the first have ended, and it takes twice as long
+    all but 4  |product .........|
+               |kernel|kernel|kernel|
+
+cuBLAS's large products have one program for each multiprocessor, which stays to the end; planned
+for fewer they take as much longer as there are fewer. Refuses to choose how many: who loads knows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def leaving(count: int) -> Iterator[None]:
+    """Products that this thread launches or captures inside leave `count` multiprocessors of the
+    current device; 0: none. Raises RuntimeError if cuBLAS refuses.
+    """
+    if not count:
+        yield
+        return
+    device = torch.cuda.current_device()
+    there = torch.cuda.get_device_properties(device).multi_processor_count
+    _plan_for(max(1, there - count))
+    try:
+        yield
+    finally:
+        _plan_for(0)  # as many as there are
+
+
+def _plan_for(multiprocessors: int) -> None:
+    # PyTorch's own, which has a handle for each thread and device.
+    library = ctypes.CDLL(f"libcublas.so.{str(torch.version.cuda).split('.', maxsplit=1)[0]}")
+    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
+    code = library.cublasSetSmCountTarget(handle, ctypes.c_int(multiprocessors))
+    if code:
+        raise RuntimeError(f"cublasSetSmCountTarget({multiprocessors}): cuBLAS status {code}")
