@@ -29,12 +29,14 @@ import numpy as np
 from hicache.errors import InputError
 from hicache.operations import Copy, Operation, PageRuns
 from hw.device import Control, Step, Timing
+from hw.storage import plan_native
 from hw.storage.checksums import Checksums
 from hw.storage.gds import GdsTransport
 from hw.storage.host import BLOCK_BYTES, HostMemory
 from hw.storage.moves import Bounced, InPlace, Transport
-from hw.storage.native import FIRST_RUNS, NativeTransport, library
-from hw.storage.plan import Extents, in_parts, merge
+from hw.storage.native import NativeTransport, library
+from hw.storage.plan import Extents, Requests, in_parts, merge
+from hw.storage.plan_native import NativePlan
 from hw.storage.pread import PreadTransport
 from hw.storage.slot_file import Access, Room, SlotFile
 from hw.storage.under_way import UnderWay
@@ -92,6 +94,7 @@ class FileStore:
         self._users = 0
         self._under_way = UnderWay()
         self._first_runs: int | None = None
+        self._plan: NativePlan | None = None
         self._transport: Transport | None = None
         self._checksums: Checksums | None = None
         self.file = SlotFile(path, pages, self.slot_bytes, access, room)
@@ -102,6 +105,8 @@ class FileStore:
             self._moves = Bounced(moves, memory, host) if self.bounces else moves
             if checksum == "crc32":
                 self._checksums = Checksums(pages, host, workers)
+            elif isinstance(self._transport, NativeTransport) and not self.bounces:
+                self._plan = self._planned(moves)
         except BaseException:
             self.close()
             raise
@@ -118,8 +123,23 @@ class FileStore:
         loop = library()
         if loop is None:
             return PreadTransport(self.file, region, access, workers)
-        self._first_runs = FIRST_RUNS
+        self._first_runs = plan_native.FIRST_RUNS
         return NativeTransport(loop, self.file, region, memory.address, access, workers)
+
+    def _planned(self, moves: InPlace) -> NativePlan | None:
+        """What plans operations that go straight between slots and pages, where it was compiled."""
+        plan = plan_native.library()
+        if plan is None:
+            return None
+
+        def otherwise(slots: PageRuns, pages: PageRuns) -> Iterator[Requests]:
+            return map(moves.requests, self._extents(slots, pages))
+
+        at_once = moves.at_once
+        return NativePlan(
+            plan, self.pages, self._host.pages, self.page_bytes, at_once, moves.request_bytes,
+            otherwise,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -146,6 +166,9 @@ class FileStore:
         """
         with self._under_way:
             self.file.check("reading")
+            if self._plan is not None and self._transport is not None:
+                self._transport.read(self._plan(slots, pages))
+                return
             extents = self._extents(slots, pages)
             if self._checksums is None:
                 self._moves.read(extents)
@@ -160,6 +183,9 @@ class FileStore:
         """
         with self._under_way:
             self.file.check("writing")
+            if self._plan is not None and self._transport is not None:
+                self._transport.write(self._plan(pages=pages, slots=slots))
+                return
             extents = self._extents(slots, pages)
             if self._checksums is None:
                 self._moves.write(extents)

@@ -59,22 +59,23 @@ class InPlace:
 
     def __init__(self, transport: Transport, slot_bytes: int, request_bytes: int) -> None:
         self._transport = transport
+        self.at_once = transport.at_once
         self._slot_bytes = slot_bytes
-        self._request_bytes = max(1, request_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        self.request_bytes = max(1, request_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
     def read(self, parts: Iterable[Extents]) -> None:
         """File -> memory."""
-        self._transport.read(map(self._requests, parts))
+        self._transport.read(map(self.requests, parts))
 
     def write(self, parts: Iterable[Extents]) -> None:
         """Memory -> file."""
-        self._transport.write(map(self._requests, parts))
+        self._transport.write(map(self.requests, parts))
 
-    def _requests(self, extents: Extents) -> Requests:
-        transport = self._transport
+    def requests(self, extents: Extents) -> Requests:
+        """One part, cut."""
         total_bytes = int(extents[:, 2].sum()) * self._slot_bytes
-        most_bytes = request_size(total_bytes, transport.at_once, self._request_bytes)
-        return requests(extents, self._slot_bytes, most_bytes, transport.fence_bytes)
+        most_bytes = request_size(total_bytes, self.at_once, self.request_bytes)
+        return requests(extents, self._slot_bytes, most_bytes, self._transport.fence_bytes)
 
 
 class Bounced:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.operations import PageRuns
+from hw.storage.host import BLOCK_BYTES
 
 SMALLEST_REQUEST_BYTES = 256 << 10
 """Extents are not cut smaller than this to keep workers busy: below it a request costs as much as
@@ -32,8 +33,8 @@ ROUND_BYTES = 64 << 10
 # Of a page list that is planned first: little, so that somebody can begin. Each further part is
 # twice as large as the one before it, which is being moved meanwhile.
 PART_RUNS = 2048
-# What larger ones are cut to when they are the last of an operation.
-LAST_REQUEST_BYTES = 1 << 20
+# What larger ones are cut to when they are the very last of an operation.
+LAST_REQUEST_BYTES = 64 << 10
 
 
 Runs = NDArray[np.int64]
@@ -158,9 +159,9 @@ def cut(requests: Requests, most_bytes: int) -> Requests:
 
 
 def tapered(parts: Iterable[Requests], at_once: int) -> Iterator[Requests]:
-    """All requests, of which the last `at_once` are no larger than LAST_REQUEST_BYTES: so that all
-    that are served together end together. Of 16 threads one that copies 4 MiB last would be alone
-    with it for as long as all of them take for 64.
+    """All requests, of which the last `at_once` are cut, and the last ones of those again, down to
+    LAST_REQUEST_BYTES: so that all that are served together end together. Of 16 threads one that
+    copies 4 MiB last would be alone with it for as long as all of them take for 64.
     """
     held: Requests = np.empty((0, 3), np.int64)
     for part in parts:
@@ -169,4 +170,11 @@ def tapered(parts: Iterable[Requests], at_once: int) -> Iterator[Requests]:
         end = max(0, len(some) - at_once) if large else len(some)
         yield some[:end]
         held = some[end:]
-    yield cut(held, LAST_REQUEST_BYTES)
+    made: list[Requests] = []
+    while len(held) and (largest := int(held[:, 2].max())) > LAST_REQUEST_BYTES:
+        quarter = -(-largest // 4 // BLOCK_BYTES) * BLOCK_BYTES
+        held = cut(held, max(quarter, LAST_REQUEST_BYTES))
+        end = max(0, len(held) - at_once)
+        made.append(held[:end])
+        held = held[end:]
+    yield np.concatenate((*made, held))
