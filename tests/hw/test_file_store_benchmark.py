@@ -56,6 +56,7 @@ def test_fio_is_asked_for_the_same_blocks_depth_and_flags(
     assert fio.gib_s(setting) == 3
     called = {line.removeprefix("--") for line in (tmp_path / "called").read_text().split("\n")}
     assert called >= flags | {f"bs={BLOCK}", f"rw=rand{setting.verb}", "invalidate=0"}
+    assert "mem=mmap" in called, "buffers that begin where pages do"
     none_twice = setting.kind == "cold"
     assert ("norandommap" in called) != none_twice
     assert any(each.startswith("offset_increment=") for each in called) == none_twice
