@@ -132,8 +132,8 @@ class FileStore:
         if plan is None:
             return None
 
-        def otherwise(slots: PageRuns, pages: PageRuns) -> Iterator[Requests]:
-            return map(moves.requests, self._extents(slots, pages))
+        def otherwise(slots: PageRuns, pages: PageRuns, last_bytes: int) -> Iterator[Requests]:
+            return moves.requests(self._extents(slots, pages), last_bytes)
 
         at_once = moves.at_once
         return NativePlan(
@@ -167,7 +167,7 @@ class FileStore:
         with self._under_way:
             self.file.check("reading")
             if self._plan is not None and self._transport is not None:
-                self._transport.read(self._plan(slots, pages))
+                self._transport.read(self._plan.parts(slots, pages, self._transport.last_bytes))
                 return
             extents = self._extents(slots, pages)
             if self._checksums is None:
@@ -184,7 +184,7 @@ class FileStore:
         with self._under_way:
             self.file.check("writing")
             if self._plan is not None and self._transport is not None:
-                self._transport.write(self._plan(pages=pages, slots=slots))
+                self._transport.write(self._plan.parts(slots, pages, 0))
                 return
             extents = self._extents(slots, pages)
             if self._checksums is None:

@@ -35,10 +35,11 @@ import numpy as np
 
 from hw.native_code import FOLDER, loaded, path_of
 from hw.storage.host import BLOCK_BYTES
-from hw.storage.plan import Requests, tapered
+from hw.storage.plan import Requests
 from hw.storage.slot_file import Access, SlotFile
 
 SOURCE = Path(__file__).with_name("loop.c")
+LAST_REQUEST_BYTES = 64 << 10
 
 
 def library_path(folder: Path = FOLDER) -> Path:
@@ -84,9 +85,10 @@ class NativeTransport:
         """
         self.at_once = workers
         self._region = region
-        self._cached = access == "page cache"
-        self._writers = 1 if self._cached else workers
-        more = file.open_more(workers - 1) if self._cached else []
+        cached = access == "page cache"
+        self.last_bytes = LAST_REQUEST_BYTES if cached else 0  # a disk wants its requests large
+        self._writers = 1 if cached else workers
+        more = file.open_more(workers - 1) if cached else []
         self._open_files = 1 + len(more)
         self._directions = [
             _Direction(library, "reading", file, more, address, access, workers),
@@ -100,8 +102,6 @@ class NativeTransport:
 
     def read(self, parts: Iterable[Requests]) -> None:
         """File -> memory. Raises TransferError when nothing is under way any more."""
-        if self._cached:  # a disk wants its requests large
-            parts = tapered(parts, self.at_once)
         self._directions[0].move(parts)
 
     def write(self, parts: Iterable[Requests]) -> None:

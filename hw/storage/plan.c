@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Of Python's stable interface; no header of one version is needed for these. */
 typedef struct _object object;
@@ -18,11 +19,12 @@ extern object *PyErr_Occurred(void);
 extern void PyErr_Clear(void);
 
 enum { NOT_MINE = -1, UNEQUAL = -2, NO_ROOM = -3 };
+enum { MOST_AT_ONCE = 256 };
 
 struct shape {
     int64_t slots, pages, page_bytes; /* how many there are, and of what size */
     /* Of requests, see plan.request_size. */
-    int64_t at_once, smallest_bytes, round_bytes, largest_bytes;
+    int64_t at_once, smallest_bytes, round_bytes, largest_bytes, block_bytes;
 };
 
 struct rows {
@@ -85,6 +87,27 @@ static int64_t pair(int64_t (*slots)[2], int64_t (*pages)[2], int64_t total, int
     return add(rows, position, memory, size) ? rows->count : NO_ROOM;
 }
 
+/* plan.tapered, of rows that are the last of an operation. */
+static int64_t taper(const struct shape *shape, struct rows *rows, int64_t last_bytes) {
+    int64_t held[MOST_AT_ONCE][3], first = 0;
+    int64_t most = shape->at_once < MOST_AT_ONCE ? shape->at_once : MOST_AT_ONCE;
+    for (;;) {
+        int64_t largest = 0, count;
+        if (first < rows->count - most) first = rows->count - most;
+        for (int64_t i = first; i < rows->count; i++)
+            if (rows->made[i][2] > largest) largest = rows->made[i][2];
+        if (largest <= last_bytes) return rows->count;
+        int64_t blocks = ((largest + 3) / 4 + shape->block_bytes - 1) / shape->block_bytes;
+        rows->most_bytes = blocks * shape->block_bytes;
+        if (rows->most_bytes < last_bytes) rows->most_bytes = last_bytes;
+        count = rows->count - first;
+        memcpy(held, rows->made[first], count * sizeof *held);
+        rows->count = first;
+        for (int64_t i = 0; i < count; i++)
+            if (!add(rows, held[i][0], held[i][1], held[i][2])) return NO_ROOM;
+    }
+}
+
 static int64_t request_size(const struct shape *shape, int64_t total_bytes) {
     int64_t share = (total_bytes + shape->at_once - 1) / shape->at_once;
     share = (share + shape->round_bytes - 1) / shape->round_bytes * shape->round_bytes;
@@ -92,12 +115,13 @@ static int64_t request_size(const struct shape *shape, int64_t total_bytes) {
     return share < shape->largest_bytes ? share : shape->largest_bytes;
 }
 
-/* The rows for runs from `at` on, up to `slots_end` and `pages_end`. How many were made, or why
- * none: NOT_MINE, which `plan.py` takes or refuses; UNEQUAL, these runs do not name as many slots as
+/* The rows for runs from `at` on, up to `slots_end` and `pages_end`; `last_bytes`: 0, or what the
+ * very last of them are to be. How many were made, or why none: NOT_MINE, which `plan.py` takes or refuses; UNEQUAL, these runs do not name as many slots as
  * pages; NO_ROOM for all rows.
  */
 int64_t plan(const struct shape *shape, object *slots, object *pages, int64_t at,
-             int64_t slots_end, int64_t pages_end, int64_t (*made)[3], int64_t room) {
+             int64_t slots_end, int64_t pages_end, int64_t last_bytes, int64_t (*made)[3],
+             int64_t room) {
     int64_t slot_runs = slots_end - at, page_runs = pages_end - at, answer = NOT_MINE;
     int64_t(*runs)[2] = malloc((slot_runs + page_runs + 1) * sizeof *runs);
     if (!runs) return NOT_MINE;
@@ -109,6 +133,7 @@ int64_t plan(const struct shape *shape, object *slots, object *pages, int64_t at
         answer = total != as_pages
                      ? UNEQUAL
                      : pair(runs, runs + slot_runs, total, shape->page_bytes, &rows);
+        if (answer > 0 && last_bytes) answer = taper(shape, &rows, last_bytes);
     }
     if (PyErr_Occurred()) PyErr_Clear();
     free(runs);

@@ -33,8 +33,6 @@ ROUND_BYTES = 64 << 10
 # Of a page list that is planned first: little, so that somebody can begin. Each further part is
 # twice as large as the one before it, which is being moved meanwhile.
 PART_RUNS = 2048
-# What larger ones are cut to when they are the very last of an operation.
-LAST_REQUEST_BYTES = 64 << 10
 
 
 Runs = NDArray[np.int64]
@@ -158,22 +156,22 @@ def cut(requests: Requests, most_bytes: int) -> Requests:
     return made
 
 
-def tapered(parts: Iterable[Requests], at_once: int) -> Iterator[Requests]:
+def tapered(parts: Iterable[Requests], at_once: int, last_bytes: int) -> Iterator[Requests]:
     """All requests, of which the last `at_once` are cut, and the last ones of those again, down to
-    LAST_REQUEST_BYTES: so that all that are served together end together. Of 16 threads one that
+    `last_bytes`: so that all that are served together end together. Of 16 threads one that
     copies 4 MiB last would be alone with it for as long as all of them take for 64.
     """
     held: Requests = np.empty((0, 3), np.int64)
     for part in parts:
         some = np.concatenate((held, part)) if len(held) else part
-        large = len(some) and some[:, 2].max() > LAST_REQUEST_BYTES
+        large = len(some) and some[:, 2].max() > last_bytes
         end = max(0, len(some) - at_once) if large else len(some)
         yield some[:end]
         held = some[end:]
     made: list[Requests] = []
-    while len(held) and (largest := int(held[:, 2].max())) > LAST_REQUEST_BYTES:
+    while len(held) and (largest := int(held[:, 2].max())) > last_bytes:
         quarter = -(-largest // 4 // BLOCK_BYTES) * BLOCK_BYTES
-        held = cut(held, max(quarter, LAST_REQUEST_BYTES))
+        held = cut(held, max(quarter, last_bytes))
         end = max(0, len(held) - at_once)
         made.append(held[:end])
         held = held[end:]

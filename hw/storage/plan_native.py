@@ -20,6 +20,7 @@ import numpy as np
 
 from hicache.operations import PageRuns
 from hw.native_code import FOLDER, loaded, path_of
+from hw.storage.host import BLOCK_BYTES
 from hw.storage.plan import ROUND_BYTES, SMALLEST_REQUEST_BYTES, Requests
 
 SOURCE = Path(__file__).with_name("plan.c")
@@ -36,7 +37,7 @@ class Shape(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in (
             "slots", "pages", "page_bytes",
-            "at_once", "smallest_bytes", "round_bytes", "largest_bytes",
+            "at_once", "smallest_bytes", "round_bytes", "largest_bytes", "block_bytes",
         )
     )  # fmt: skip
 
@@ -51,7 +52,7 @@ def open_library(path: Path) -> ctypes.PyDLL:
     library = ctypes.PyDLL(str(path))  # it looks at Python's objects: with the interpreter's lock
     pointer, number, list_ = ctypes.c_void_p, ctypes.c_int64, ctypes.py_object
     library.plan.restype = number
-    library.plan.argtypes = [pointer, list_, list_, number, number, number, pointer, number]
+    library.plan.argtypes = [pointer, list_, list_, *[number] * 4, pointer, number]
     return library
 
 
@@ -62,29 +63,35 @@ def library() -> ctypes.PyDLL | None:
 
 
 class NativePlan:
-    """Called with slots and pages: an operation's requests, part by part."""
+    """Of operations on one file and one memory."""
 
     def __init__(
         self, library: ctypes.PyDLL, slots: int, pages: int, page_bytes: int, at_once: int,
-        request_bytes: int, otherwise: Callable[[PageRuns, PageRuns], Iterator[Requests]],
+        request_bytes: int, otherwise: Callable[[PageRuns, PageRuns, int], Iterator[Requests]],
     ) -> None:  # fmt: skip
         """`slots`, `pages`: how many there are. `at_once`, `request_bytes`: see
-        `plan.request_size`. `otherwise`: takes what the C does not.
+        `plan.request_size`. `otherwise`: as `parts`, of what the C does not take.
         """
         self._library = library
         self._shape = Shape(
-            slots, pages, page_bytes, at_once, SMALLEST_REQUEST_BYTES, ROUND_BYTES, request_bytes
-        )
+            slots, pages, page_bytes, at_once, SMALLEST_REQUEST_BYTES, ROUND_BYTES, request_bytes,
+            BLOCK_BYTES,
+        )  # fmt: skip
         self._at = ctypes.addressof(self._shape)
         self._otherwise = otherwise
 
-    def __call__(self, slots: PageRuns, pages: PageRuns) -> Iterator[Requests]:
-        """Parts as of `plan.in_parts`, each planned when it is asked for."""
+    def parts(self, slots: PageRuns, pages: PageRuns, last_bytes: int) -> Iterator[Requests]:
+        """An operation's requests, in parts as of `plan.in_parts`, each planned when it is asked
+        for. `last_bytes`: what the very last ones are cut to (`plan.tapered`), or 0.
+        """
         at, most, length = 0, FIRST_RUNS, max(len(slots), len(pages))
-        whole = isinstance(slots, tuple) and isinstance(pages, tuple)
-        while whole:
-            is_last = at + most >= length
-            made = self._part(slots, pages, at, length if is_last else at + most)
+        is_mine = isinstance(slots, tuple) and isinstance(pages, tuple)
+        while is_mine:
+            # The last part is not a few runs: it has what is to be cut.
+            is_last = at + most + self._shape.at_once >= length
+            made = self._part(
+                slots, pages, at, *((length, last_bytes) if is_last else (at + most, 0))
+            )
             if isinstance(made, int):
                 if made != UNEQUAL or is_last:
                     break
@@ -95,16 +102,18 @@ class NativePlan:
                 return
             at += most
             most *= 2
-        yield from self._otherwise(slots[at:], pages[at:])
+        yield from self._otherwise(slots[at:], pages[at:], last_bytes)
 
-    def _part(self, slots: PageRuns, pages: PageRuns, at: int, end: int) -> Requests | int:
+    def _part(
+        self, slots: PageRuns, pages: PageRuns, at: int, end: int, last_bytes: int
+    ) -> Requests | int:
         """The rows of runs `at` to `end`, or why there are none."""
         slots_end, pages_end = max(at, min(end, len(slots))), max(at, min(end, len(pages)))
-        room = slots_end + pages_end - 2 * at + self._shape.at_once
+        room = slots_end + pages_end - 2 * at + 16 * self._shape.at_once
         while True:
             rows = np.empty((room, 3), np.int64)
             count = self._library.plan(
-                self._at, slots, pages, at, slots_end, pages_end, rows.ctypes.data, room
+                self._at, slots, pages, at, slots_end, pages_end, last_bytes, rows.ctypes.data, room
             )
             if count >= 0:
                 return rows[:count]
