@@ -16,16 +16,17 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from itertools import cycle, islice
 from typing import Any
 
-from l3_bench import CACHED_PLACES, GIB, KIB, KV_PAGE, MIB, Bench, Row, places_of, size_name
+from l3_bench import CACHED_PLACES, GIB, KIB, KV_PAGE, MIB, Bench, Places, Row, places_of, size_name
 
-BLOCKS = (64 * KIB, KV_PAGE, MIB, 4 * MIB)
+BLOCKS = (64 * KIB, MIB, 4 * MIB, KV_PAGE)
 WORKERS = 16
 LEAST_BYTES = 1152 * MIB
 TURNS = 2
-RAMP_S, RUN_S = 0.2, 0.5
-STEADY_S = 0.7  # of the loop, its ramp included: about
+RAMP_S, RUN_S = 0.15, 0.4
+ABOUT_BYTES_S = 40 * GIB  # how many places the loop gets
 
 
 def measure(bench: Bench, sizes: list[int]) -> list[dict[str, Any]]:
@@ -66,19 +67,28 @@ def _ways(
     for size in sizes:
         pages = min(max(size, LEAST_BYTES) * 5 // 4 // block, all_pages)
         count = min(size // block, store.pages, pages)
-        some = [places_of(row, turn, count, store.pages, pages) for turn in range(CACHED_PLACES)]
+        lists = CACHED_PLACES if size <= LEAST_BYTES else 1  # more than any cache keeps
+        some = [places_of(row, turn, count, store.pages, pages) for turn in range(lists)]
         acts = [bench.ours(row, store, each) for each in some]
         ways[size_name(size)] = lambda acts=acts, count=count: _again(acts, count * block)
         if "steady" not in ways:
-            slots, targets = (
-                [place for each in some for place in getattr(each, what)]
-                for what in ("slots", "pages")
+            ramp, loop = (
+                bench.beside(row, fd, _long(some, round(seconds * ABOUT_BYTES_S / block)))
+                for seconds in (RAMP_S, RUN_S)
             )
-            times = max(1, round(STEADY_S * 40 * GIB / (len(slots) * block)))
-            long = some[0]._replace(slots=slots * times, pages=targets * times)
-            loop, total = bench.beside(row, fd, long), len(long.slots) * block
-            ways["steady"] = lambda loop=loop, total=total: total / GIB / loop()
+            ways["steady"] = lambda ramp=ramp, loop=loop: (
+                ramp() and RUN_S * ABOUT_BYTES_S / GIB / loop()
+            )
     return ways
+
+
+def _long(some: list[Places], blocks: int) -> Places:
+    """Their blocks again and again, so many."""
+    slots, pages = (
+        list(islice(cycle([place for each in some for place in getattr(each, what)]), blocks))
+        for what in ("slots", "pages")
+    )
+    return Places(slots, pages, (), ())
 
 
 def _again(acts: list[Callable[[], float]], size: int) -> float:

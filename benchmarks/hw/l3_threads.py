@@ -161,9 +161,10 @@ def _measure(
         planned_calls["reading"] = addresses["nothing"]
         took["python"].append(seconds(lambda s=slots, p=pages: store.read(s, p), time.thread_time))
         planned_calls["reading"] = addresses["asleep"]
-        rows = np.concatenate(list(through.requests(store._extents(slots, pages), 0)))
         transport = store._transport
         assert transport is not None
+        parts = through.requests(store._extents(slots, pages), transport.last_bytes)
+        rows = np.concatenate(list(parts))
         took["planned"].append(seconds(lambda r=rows, t=transport: t.read([r]), time.perf_counter))
         for way in ("compiled", "ring"):
             store._moves = InPlace(uring, host.page_bytes, 4 * MIB) if way == "ring" else through
