@@ -33,7 +33,7 @@ class Transport(Protocol):
     """No request may lie on both sides of a multiple of this in memory."""
 
     last_bytes: int
-    """What the very last requests of a read are to be cut to (`plan.tapered`), or 0."""
+    """What the last requests of a read are to be cut to (`plan.tapered`), or 0."""
 
     @property
     def at_once(self) -> int:
@@ -75,7 +75,7 @@ class InPlace:
         self._transport.write(self.requests(parts, 0))
 
     def requests(self, parts: Iterable[Extents], last_bytes: int) -> Iterator[Requests]:
-        """The parts, cut; `last_bytes`: 0, or the very last ones to this."""
+        """The parts, cut; `last_bytes`: 0, or the last ones to this."""
         made = map(self._requests, parts)
         return tapered(made, self.at_once, last_bytes) if last_bytes else made
 

@@ -24,7 +24,7 @@ enum { MOST_AT_ONCE = 256 };
 struct shape {
     int64_t slots, pages, page_bytes; /* how many there are, and of what size */
     /* Of requests, see plan.request_size. */
-    int64_t at_once, smallest_bytes, round_bytes, largest_bytes, block_bytes;
+    int64_t at_once, smallest_bytes, round_bytes, largest_bytes;
 };
 
 struct rows {
@@ -89,23 +89,15 @@ static int64_t pair(int64_t (*slots)[2], int64_t (*pages)[2], int64_t total, int
 
 /* plan.tapered, of rows that are the last of an operation. */
 static int64_t taper(const struct shape *shape, struct rows *rows, int64_t last_bytes) {
-    int64_t held[MOST_AT_ONCE][3], first = 0;
+    int64_t held[MOST_AT_ONCE][3];
     int64_t most = shape->at_once < MOST_AT_ONCE ? shape->at_once : MOST_AT_ONCE;
-    for (;;) {
-        int64_t largest = 0, count;
-        if (first < rows->count - most) first = rows->count - most;
-        for (int64_t i = first; i < rows->count; i++)
-            if (rows->made[i][2] > largest) largest = rows->made[i][2];
-        if (largest <= last_bytes) return rows->count;
-        int64_t blocks = ((largest + 3) / 4 + shape->block_bytes - 1) / shape->block_bytes;
-        rows->most_bytes = blocks * shape->block_bytes;
-        if (rows->most_bytes < last_bytes) rows->most_bytes = last_bytes;
-        count = rows->count - first;
-        memcpy(held, rows->made[first], count * sizeof *held);
-        rows->count = first;
-        for (int64_t i = 0; i < count; i++)
-            if (!add(rows, held[i][0], held[i][1], held[i][2])) return NO_ROOM;
-    }
+    int64_t count = rows->count < most ? rows->count : most;
+    rows->count -= count;
+    rows->most_bytes = last_bytes;
+    memcpy(held, rows->made[rows->count], count * sizeof *held);
+    for (int64_t i = 0; i < count; i++)
+        if (!add(rows, held[i][0], held[i][1], held[i][2])) return NO_ROOM;
+    return rows->count;
 }
 
 static int64_t request_size(const struct shape *shape, int64_t total_bytes) {
@@ -115,8 +107,8 @@ static int64_t request_size(const struct shape *shape, int64_t total_bytes) {
     return share < shape->largest_bytes ? share : shape->largest_bytes;
 }
 
-/* The rows for runs from `at` on, up to `slots_end` and `pages_end`; `last_bytes`: 0, or what the
- * very last of them are to be. How many were made, or why none: NOT_MINE, which `plan.py` takes or refuses; UNEQUAL, these runs do not name as many slots as
+/* The rows for runs from `at` on, up to `slots_end` and `pages_end`; `last_bytes`: 0, or
+ * what the last of them are to be at most. How many were made, or why none: NOT_MINE, which `plan.py` takes or refuses; UNEQUAL, these runs do not name as many slots as
  * pages; NO_ROOM for all rows.
  */
 int64_t plan(const struct shape *shape, object *slots, object *pages, int64_t at,

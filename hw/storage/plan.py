@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.operations import PageRuns
-from hw.storage.host import BLOCK_BYTES
 
 SMALLEST_REQUEST_BYTES = 256 << 10
 """Extents are not cut smaller than this to keep workers busy: below it a request costs as much as
@@ -157,9 +156,9 @@ def cut(requests: Requests, most_bytes: int) -> Requests:
 
 
 def tapered(parts: Iterable[Requests], at_once: int, last_bytes: int) -> Iterator[Requests]:
-    """All requests, of which the last `at_once` are cut, and the last ones of those again, down to
-    `last_bytes`: so that all that are served together end together. Of 16 threads one that
-    copies 4 MiB last would be alone with it for as long as all of them take for 64.
+    """All requests, of which the last `at_once` are no larger than `last_bytes`: so that all that
+    are served together end together. Of 16 threads one that copies 4 MiB last would be alone with
+    it for as long as all of them take for 64.
     """
     held: Requests = np.empty((0, 3), np.int64)
     for part in parts:
@@ -168,11 +167,4 @@ def tapered(parts: Iterable[Requests], at_once: int, last_bytes: int) -> Iterato
         end = max(0, len(some) - at_once) if large else len(some)
         yield some[:end]
         held = some[end:]
-    made: list[Requests] = []
-    while len(held) and (largest := int(held[:, 2].max())) > last_bytes:
-        quarter = -(-largest // 4 // BLOCK_BYTES) * BLOCK_BYTES
-        held = cut(held, max(quarter, last_bytes))
-        end = max(0, len(held) - at_once)
-        made.append(held[:end])
-        held = held[end:]
-    yield np.concatenate((*made, held))
+    yield cut(held, last_bytes)

@@ -20,7 +20,6 @@ import numpy as np
 
 from hicache.operations import PageRuns
 from hw.native_code import FOLDER, loaded, path_of
-from hw.storage.host import BLOCK_BYTES
 from hw.storage.plan import ROUND_BYTES, SMALLEST_REQUEST_BYTES, Requests
 
 SOURCE = Path(__file__).with_name("plan.c")
@@ -37,7 +36,7 @@ class Shape(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in (
             "slots", "pages", "page_bytes",
-            "at_once", "smallest_bytes", "round_bytes", "largest_bytes", "block_bytes",
+            "at_once", "smallest_bytes", "round_bytes", "largest_bytes",
         )
     )  # fmt: skip
 
@@ -74,15 +73,14 @@ class NativePlan:
         """
         self._library = library
         self._shape = Shape(
-            slots, pages, page_bytes, at_once, SMALLEST_REQUEST_BYTES, ROUND_BYTES, request_bytes,
-            BLOCK_BYTES,
-        )  # fmt: skip
+            slots, pages, page_bytes, at_once, SMALLEST_REQUEST_BYTES, ROUND_BYTES, request_bytes
+        )
         self._at = ctypes.addressof(self._shape)
         self._otherwise = otherwise
 
     def parts(self, slots: PageRuns, pages: PageRuns, last_bytes: int) -> Iterator[Requests]:
         """An operation's requests, in parts as of `plan.in_parts`, each planned when it is asked
-        for. `last_bytes`: what the very last ones are cut to (`plan.tapered`), or 0.
+        for. `last_bytes`: what the last ones are cut to (`plan.tapered`), or 0.
         """
         at, most, length = 0, FIRST_RUNS, max(len(slots), len(pages))
         is_mine = isinstance(slots, tuple) and isinstance(pages, tuple)
@@ -109,7 +107,7 @@ class NativePlan:
     ) -> Requests | int:
         """The rows of runs `at` to `end`, or why there are none."""
         slots_end, pages_end = max(at, min(end, len(slots))), max(at, min(end, len(pages)))
-        room = slots_end + pages_end - 2 * at + 16 * self._shape.at_once
+        room = slots_end + pages_end - 2 * at + 4 * self._shape.at_once
         while True:
             rows = np.empty((room, 3), np.int64)
             count = self._library.plan(

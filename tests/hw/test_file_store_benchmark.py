@@ -98,3 +98,25 @@ def test_the_benchmark_measures_every_row_and_leaves_nothing_behind(tmp_path: Pa
     for line in result["skipped"]:
         assert "cannot be used" in line or "O_DIRECT" in line
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.extended
+def test_sizes_of_operations_are_measured_beside_a_loop_without_an_end(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    benchmark = ROOT / "benchmarks/hw/l3_file.py"
+    options = "--smoke", "--sizes", "4,8", "--folder", folder, "--out", out, "--fio", "no-fio"
+    done = subprocess.run(
+        [sys.executable, benchmark, *options],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=True,
+    )
+    assert done.stderr == ""
+    rows = json.loads(out.read_text())["rows"]
+    assert sorted(row["block"] for row in rows) == [64 << 10, 144 << 10, 1 << 20, 4 << 20]
+    assert all(set(row["gib_s"]) == {"steady", "4M", "8M"} for row in rows)
+    assert all(rate > 0 for row in rows for rate in row["gib_s"].values())
+    assert list(folder.iterdir()) == []
