@@ -319,6 +319,28 @@ def test_a_forked_process_has_threads_of_its_own_and_ends_only_those(tmp_path, m
     assert done.returncode == 0, done.stderr
 
 
+def test_a_process_forked_beside_a_read_is_not_in_it(tmp_path, made):
+    done = in_another_process(
+        tmp_path,
+        made,
+        """
+        read()
+        pause = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p).value
+        native._Direction.calls["reading"] = pause
+        threading.Thread(target=read, daemon=True).start()
+        time.sleep(0.2)
+        child = os.fork()
+        if not child:
+            native._Direction.calls.clear()
+            read()
+            store.close()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "os._exit(0)"])
 def test_a_process_ends_while_its_threads_sleep_or_hang_in_a_read(tmp_path, made, end):
     done = in_another_process(
