@@ -296,15 +296,16 @@ def test_a_forked_process_has_threads_of_its_own_and_ends_only_those(tmp_path, m
         tmp_path,
         made,
         """
+        before = tasks()
         read()
-        assert tasks() > 1
+        assert tasks() == before + 3
         child = os.fork()
         if not child:
-            assert tasks() == 1
+            alone = tasks()
             read()
-            assert tasks() > 1
+            assert tasks() == alone + 3
             store.close()
-            assert tasks() == 1
+            assert tasks() == alone
             os._exit(7)
         read()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -331,7 +332,7 @@ def test_a_process_forked_beside_a_read_is_not_in_it(tmp_path, made):
         time.sleep(0.2)
         child = os.fork()
         if not child:
-            native._Direction.calls.clear()
+            native._Direction.calls["reading"] = slow
             read()
             store.close()
             os._exit(7)
@@ -376,6 +377,9 @@ def in_another_process(folder: Path, made: Path, act: str) -> subprocess.Complet
         store = file_store.FileStore(Path({str(folder)!r}), 40, {PAGE}, host, workers=4)
         store.write(((0, 40),), ((0, 40),))
         pages = content(host)[:40]
+        calls = ctypes.CDLL({str(made / "slow.so")!r})
+        slow = ctypes.cast(calls.slow, ctypes.c_void_p).value
+        native._Direction.calls["reading"] = slow  # so that every thread has something to read
 
         def read():
             host.view(40, 40)[:] = bytes(40 * {PAGE})
@@ -387,6 +391,16 @@ def in_another_process(folder: Path, made: Path, act: str) -> subprocess.Complet
             return len(os.listdir("/proc/self/task"))
     """
     compiled_loop(made)
+    source = made / "slow.c"
+    source.write_text("""
+        #include <unistd.h>
+        ssize_t slow(int fd, void *memory, size_t size, off_t position) {
+            usleep(2000);
+            return pread(fd, memory, size, position);
+        }
+    """)
+    command = ["cc", "-shared", "-fPIC", str(source), "-o", str(made / "slow.so")]
+    subprocess.run(command, check=True)
     return subprocess.run(
         [sys.executable, "-c", dedent(prelude) + dedent(act)],
         capture_output=True,
