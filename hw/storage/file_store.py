@@ -132,14 +132,16 @@ class FileStore:
         if plan is None:
             return None
 
-        def otherwise(slots: PageRuns, pages: PageRuns, last_bytes: int) -> Iterator[Requests]:
-            return moves.requests(self._extents(slots, pages), last_bytes)
+        capacities = self.pages, self._host.pages
 
-        at_once = moves.at_once
+        # Not of `self`: a store that is forgotten is closed at once.
+        def otherwise(slots: PageRuns, pages: PageRuns, last_bytes: int) -> Iterator[Requests]:
+            made = _extents(slots, pages, capacities, plan_native.FIRST_RUNS)
+            return moves.requests(made, last_bytes)
+
         return NativePlan(
-            plan, self.pages, self._host.pages, self.page_bytes, at_once, moves.request_bytes,
-            otherwise,
-        )  # fmt: skip
+            plan, *capacities, self.page_bytes, moves.at_once, moves.request_bytes, otherwise
+        )
 
     @property
     def name(self) -> str:
@@ -222,15 +224,17 @@ class FileStore:
             self.close()
 
     def _extents(self, slots: PageRuns, pages: PageRuns) -> Iterator[Extents]:
-        for part in in_parts(slots, pages, self._first_runs):
-            for what, runs, capacity in zip(
-                ("slot", "page"), part, (self.pages, self._host.pages), strict=True
-            ):
-                ends = runs[:, 0] + runs[:, 1]
-                assert not runs.size or (runs.min() >= 0 and ends.max() <= capacity), (
-                    f"no such {what}"
-                )
-            yield merge(*part)
+        return _extents(slots, pages, (self.pages, self._host.pages), self._first_runs)
+
+
+def _extents(
+    slots: PageRuns, pages: PageRuns, capacities: tuple[int, int], first_runs: int | None
+) -> Iterator[Extents]:
+    for part in in_parts(slots, pages, first_runs):
+        for what, runs, capacity in zip(("slot", "page"), part, capacities, strict=True):
+            ends = runs[:, 0] + runs[:, 1]
+            assert not runs.size or (runs.min() >= 0 and ends.max() <= capacity), f"no such {what}"
+        yield merge(*part)
 
 
 class _FileDevice:
