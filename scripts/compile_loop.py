@@ -1,12 +1,13 @@
-"""Makes what is compiled from C: the loop of L3 files (hw/storage/loop.c), and the front of copies
-between L1 and L2 (hw/transfers/front.c), each into a library in build/native.
+"""Makes what is compiled from C: the loop of L3 files and their plan (hw/storage/loop.c, plan.c),
+and the front of copies between L1 and L2 (hw/transfers/front.c), each into a library in
+build/native.
 
     make compiled, or .venv/bin/python scripts/compile_loop.py
 
 It takes a C compiler, and a second. A library of its very source is left alone. Exit code 1, and a
 line that says why: there is none, and Python does the same.
 
-What they are for stands in `hw.storage.native` and `hw.transfers.front`.
+What they are for stands in `hw.storage.native`, `hw.storage.plan_native` and `hw.transfers.front`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from hw.storage import native  # noqa: E402
+from hw.storage import native, plan_native  # noqa: E402
 from hw.transfers import front_native  # noqa: E402
 
 FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", "-D_FILE_OFFSET_BITS=64", "-Wall")
@@ -43,6 +44,7 @@ def main() -> int:
     code = 0
     for module, name, without in (
         (native, "loop for L3 files", "Small pages are read more slowly."),
+        (plan_native, "plan for L3 files", "Reads of many small pages begin later."),
         (front_native, "front of copies", "Small copies take longer."),
     ):
         path = module.library_path(folder)

@@ -185,18 +185,18 @@ class Bench:
         for turn in range(1 if self.smoke else TURNS):
             cached = row.kind == "warm" and row.verb == "read" and not row.consecutive
             places = [
-                _places(row, turn + TURNS * each, count, store.pages, pages)
+                places_of(row, turn + TURNS * each, count, store.pages, pages)
                 for each in range(CACHED_PLACES if cached and not self.smoke else 1)
             ]
             for each in who[turn % len(who) :] + who[: turn % len(who)]:
                 if row.kind == "cold":
                     drop_cache(fd)
                 if each == "ours":
-                    ours.append(_turn([self._ours(row, store, some) for some in places]))
+                    ours.append(_turn([self.ours(row, store, some) for some in places]))
                 elif each == "loop":
-                    theirs.append(_turn([self._loop(row, fd, some) for some in places]))
+                    theirs.append(_turn([self.beside(row, fd, some) for some in places]))
                 else:
-                    fio.append(self._fio(row, row.kind))
+                    fio.append(self.by_fio(row, row.kind))
             if row.verb == "write" and row.kind != "direct":
                 os.fsync(fd)
         gib = count * row.block / GIB
@@ -216,11 +216,11 @@ class Bench:
             made["fio_gib_s"] = statistics.median(fio)
             made["of_fio"] = made["gib_s"] / made["fio_gib_s"]
             if row.hot:
-                made["fio_small_gib_s"] = self._fio(row, "small")
-                made["fio_hot_gib_s"] = self._fio(row, "hot")
+                made["fio_small_gib_s"] = self.by_fio(row, "small")
+                made["fio_hot_gib_s"] = self.by_fio(row, "hot")
         return made
 
-    def _ours(self, row: Row, store: FileStore, places: Places) -> Callable[[], float]:
+    def ours(self, row: Row, store: FileStore, places: Places) -> Callable[[], float]:
         """An operation; it returns its seconds."""
         slots, pages = places.slot_runs, places.page_runs
 
@@ -234,7 +234,7 @@ class Bench:
 
         return act
 
-    def _loop(self, row: Row, fd: int, places: Places) -> Callable[[], float]:
+    def beside(self, row: Row, fd: int, places: Places) -> Callable[[], float]:
         """The same by the loop, whose lists are made before."""
         moves = self.loop.moves(
             row.block, [slot * row.block for slot in places.slots], self.memory,
@@ -242,7 +242,7 @@ class Bench:
         )  # fmt: skip
         return lambda: self.loop.seconds(fd, row.width, moves, row.verb == "write")
 
-    def _fio(self, row: Row, kind: str) -> float:
+    def by_fio(self, row: Row, kind: str) -> float:
         assert self.fio is not None
         ring = row.backend == "io_uring"
         total = row.total if kind == "warm" else 0
@@ -277,7 +277,7 @@ def size_name(size: int) -> str:
     return f"{size // MIB}M" if size % MIB == 0 else f"{size // KIB}K"
 
 
-def _places(row: Row, turn: int, count: int, slots: int, pages: int) -> Places:
+def places_of(row: Row, turn: int, count: int, slots: int, pages: int) -> Places:
     if row.consecutive:
         numbers = list(range(count))
         return Places(numbers, numbers, ((0, count),), ((0, count),))

@@ -1,12 +1,16 @@
 """How fast the L3 file is, each figure beside a ceiling measured in the same minute.
 
     python benchmarks/hw/l3_file.py [--folder DIR] [--out l3_file.json] [--fio fio] [--budget 100]
+                                    [--sizes 288,1152,4608]
 
 Correctness first: every back-end writes and reads random page lists, bit for bit. Then reads and
 writes by back-end, block and threads: page cache warm, cold, and past it (`l3_bench`). Beside each
 stands a loop of `pread` in C with the same threads, blocks, offsets and target addresses (compiled
 here with `cc`; where there is none, the same loop in Python threads), and, where `fio` is found and
 something is claimed, fio with the same block, depth and flags (`l3_fio`).
+
+`--sizes`: instead of all that, cached reads in operations of these sizes in MiB, beside fio and a
+loop that go on without an end (`l3_sizes`).
 
 Memory is pinned by torch where there is a GPU, otherwise plain. What is left when the budget is
 used up is skipped, and said; what something is claimed of comes first.
@@ -29,6 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import l3_sizes
 from l3_bench import GIB, KIB, KV_PAGE, MIB, Bench, Row
 
 from hicache.errors import InputError
@@ -65,7 +70,16 @@ def correct(folder: Path) -> list[str]:
 
 
 def measure(bench: Bench) -> None:
-    """A file, in the page cache, and all rows."""
+    """All rows."""
+    cached = bench.cached_bytes
+    for some in (claimed(cached), others(cached)):
+        _warm(bench)
+        for row in some:
+            bench.measure(row)
+
+
+def _fill(bench: Bench) -> None:
+    """A file."""
     filler = bench.open("direct" if direct_works(bench.path.parent) else "pread", 8 * MIB, 8)
     begun = time.perf_counter()
     step = bench.memory.paged(8 * MIB).pages
@@ -74,12 +88,6 @@ def measure(bench: Bench) -> None:
         filler.write(((0, count),), ((first, count),))
     bench.notes["first_write_gib_s"] = bench.file_bytes / GIB / (time.perf_counter() - begun)
     filler.close()
-
-    cached = bench.cached_bytes
-    for some in (claimed(cached), others(cached)):
-        _warm(bench)
-        for row in some:
-            bench.measure(row)
 
 
 def _warm(bench: Bench) -> None:
@@ -197,10 +205,13 @@ def main() -> None:
     )
     parser.add_argument("--units", type=int, default=56, help="size of the file, in 72 MiB")
     parser.add_argument("--smoke", action="store_true", help="a few MB, judges nothing")
+    parser.add_argument("--sizes", default="", help="MiB of operations, with commas: only these")
     arguments = parser.parse_args()
+    sizes = [int(size) for size in arguments.sizes.split(",") if size]
+    arguments.cached = max([arguments.cached, *sizes])
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="l3-bench-") as name:
         folder = Path(name)
-        for line in (stores := correct(folder)):
+        for line in (stores := [] if sizes else correct(folder)):
             print("bit-exact:" if "left out" not in line else "", line.replace(name, "DIR"))
         bench = Bench(arguments, folder)
         print(
@@ -210,13 +221,18 @@ def main() -> None:
             f"{f', {bench.fio.version}' if bench.fio else ' (no fio here)'}; "
             f"our loop {'compiled' if native.library() else 'not compiled'}"
         )
-        measure(bench)
-        checksums(bench)
+        _fill(bench)
+        if sizes:
+            _warm(bench)
+            bench.rows += l3_sizes.measure(bench, [size * MIB for size in sizes])
+        else:
+            measure(bench)
+            checksums(bench)
     for what, value in bench.notes.items():
         print(f"{what}: {value:.2f}")
     for line in bench.skipped:
         print("skipped:", line)
-    judged = {} if bench.smoke else verdicts(bench)
+    judged = {} if bench.smoke or sizes else verdicts(bench)
     for what, (value, holds) in judged.items():
         print(f"{'HOLDS' if holds else 'MISSED'}  {what}: {value:.2f}")
     print(f"{time.monotonic() - bench.begun:.0f} s")

@@ -156,16 +156,19 @@ def _measure(
             queue.ring.__class__ = SleepingRing
     took: dict[str, list[float]] = {"python": [], "planned": [], "compiled": [], "ring": []}
     planned_calls = native._Direction.calls
+    plan = store._plan
     for slots, pages in page_lists(host.pages):
         planned_calls["reading"] = addresses["nothing"]
         took["python"].append(seconds(lambda s=slots, p=pages: store.read(s, p), time.thread_time))
         planned_calls["reading"] = addresses["asleep"]
-        rows = through._requests(np.concatenate(list(store._extents(slots, pages))))
         transport = store._transport
         assert transport is not None
+        parts = through.requests(store._extents(slots, pages), transport.last_bytes)
+        rows = np.concatenate(list(parts))
         took["planned"].append(seconds(lambda r=rows, t=transport: t.read([r]), time.perf_counter))
         for way in ("compiled", "ring"):
             store._moves = InPlace(uring, host.page_bytes, 4 * MIB) if way == "ring" else through
+            store._plan = None if way == "ring" else plan
             took[way].append(seconds(lambda s=slots, p=pages: store.read(s, p), time.perf_counter))
         store._moves = through
     planned_calls.clear()

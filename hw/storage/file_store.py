@@ -29,12 +29,14 @@ import numpy as np
 from hicache.errors import InputError
 from hicache.operations import Copy, Operation, PageRuns
 from hw.device import Control, Step, Timing
+from hw.storage import plan_native
 from hw.storage.checksums import Checksums
 from hw.storage.gds import GdsTransport
 from hw.storage.host import BLOCK_BYTES, HostMemory
 from hw.storage.moves import Bounced, InPlace, Transport
-from hw.storage.native import FIRST_RUNS, NativeTransport, library
-from hw.storage.plan import Extents, in_parts, merge
+from hw.storage.native import NativeTransport, library
+from hw.storage.plan import Extents, Requests, in_parts, merge
+from hw.storage.plan_native import NativePlan
 from hw.storage.pread import PreadTransport
 from hw.storage.slot_file import Access, Room, SlotFile
 from hw.storage.under_way import UnderWay
@@ -92,6 +94,7 @@ class FileStore:
         self._users = 0
         self._under_way = UnderWay()
         self._first_runs: int | None = None
+        self._plan: NativePlan | None = None
         self._transport: Transport | None = None
         self._checksums: Checksums | None = None
         self.file = SlotFile(path, pages, self.slot_bytes, access, room)
@@ -102,6 +105,8 @@ class FileStore:
             self._moves = Bounced(moves, memory, host) if self.bounces else moves
             if checksum == "crc32":
                 self._checksums = Checksums(pages, host, workers)
+            elif isinstance(self._transport, NativeTransport) and not self.bounces:
+                self._plan = self._planned(moves)
         except BaseException:
             self.close()
             raise
@@ -118,8 +123,25 @@ class FileStore:
         loop = library()
         if loop is None:
             return PreadTransport(self.file, region, access, workers)
-        self._first_runs = FIRST_RUNS
+        self._first_runs = plan_native.FIRST_RUNS
         return NativeTransport(loop, self.file, region, memory.address, access, workers)
+
+    def _planned(self, moves: InPlace) -> NativePlan | None:
+        """What plans operations that go straight between slots and pages, where it was compiled."""
+        plan = plan_native.library()
+        if plan is None:
+            return None
+
+        capacities = self.pages, self._host.pages
+
+        # Not of `self`: a store that is forgotten is closed at once.
+        def otherwise(slots: PageRuns, pages: PageRuns, last_bytes: int) -> Iterator[Requests]:
+            made = _extents(slots, pages, capacities, plan_native.FIRST_RUNS)
+            return moves.requests(made, last_bytes)
+
+        return NativePlan(
+            plan, *capacities, self.page_bytes, moves.at_once, moves.request_bytes, otherwise
+        )
 
     @property
     def name(self) -> str:
@@ -146,6 +168,9 @@ class FileStore:
         """
         with self._under_way:
             self.file.check("reading")
+            if self._plan is not None and self._transport is not None:
+                self._transport.read(self._plan.parts(slots, pages, self._transport.last_bytes))
+                return
             extents = self._extents(slots, pages)
             if self._checksums is None:
                 self._moves.read(extents)
@@ -160,6 +185,9 @@ class FileStore:
         """
         with self._under_way:
             self.file.check("writing")
+            if self._plan is not None and self._transport is not None:
+                self._transport.write(self._plan.parts(slots, pages, 0))
+                return
             extents = self._extents(slots, pages)
             if self._checksums is None:
                 self._moves.write(extents)
@@ -196,15 +224,17 @@ class FileStore:
             self.close()
 
     def _extents(self, slots: PageRuns, pages: PageRuns) -> Iterator[Extents]:
-        for part in in_parts(slots, pages, self._first_runs):
-            for what, runs, capacity in zip(
-                ("slot", "page"), part, (self.pages, self._host.pages), strict=True
-            ):
-                ends = runs[:, 0] + runs[:, 1]
-                assert not runs.size or (runs.min() >= 0 and ends.max() <= capacity), (
-                    f"no such {what}"
-                )
-            yield merge(*part)
+        return _extents(slots, pages, (self.pages, self._host.pages), self._first_runs)
+
+
+def _extents(
+    slots: PageRuns, pages: PageRuns, capacities: tuple[int, int], first_runs: int | None
+) -> Iterator[Extents]:
+    for part in in_parts(slots, pages, first_runs):
+        for what, runs, capacity in zip(("slot", "page"), part, capacities, strict=True):
+            ends = runs[:, 0] + runs[:, 1]
+            assert not runs.size or (runs.min() >= 0 and ends.max() <= capacity), f"no such {what}"
+        yield merge(*part)
 
 
 class _FileDevice:

@@ -20,6 +20,7 @@ class GdsTransport:
     """Moves bytes between a file and one region of GPU or host memory."""
 
     fence_bytes = 1 << 62
+    last_bytes = 0
 
     def __init__(self, file: SlotFile, region: Any, workers: int) -> None:
         """`region`: a memoryview, or an array of bytes on the GPU; slices of it are passed on."""

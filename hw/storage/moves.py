@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from hw.storage.host import BLOCK_BYTES, HostBuffer, HostMemory
-from hw.storage.plan import Extents, Requests, request_size, requests
+from hw.storage.plan import Extents, Requests, request_size, requests, tapered
 
 BOUNCE_BYTES = 64 << 20  # for each direction
 
@@ -31,6 +31,9 @@ class Transport(Protocol):
 
     fence_bytes: int
     """No request may lie on both sides of a multiple of this in memory."""
+
+    last_bytes: int
+    """What the last requests of a read are to be cut to (`plan.tapered`), or 0."""
 
     @property
     def at_once(self) -> int:
@@ -59,22 +62,27 @@ class InPlace:
 
     def __init__(self, transport: Transport, slot_bytes: int, request_bytes: int) -> None:
         self._transport = transport
+        self.at_once = transport.at_once
         self._slot_bytes = slot_bytes
-        self._request_bytes = max(1, request_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        self.request_bytes = max(1, request_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
     def read(self, parts: Iterable[Extents]) -> None:
         """File -> memory."""
-        self._transport.read(map(self._requests, parts))
+        self._transport.read(self.requests(parts, self._transport.last_bytes))
 
     def write(self, parts: Iterable[Extents]) -> None:
         """Memory -> file."""
-        self._transport.write(map(self._requests, parts))
+        self._transport.write(self.requests(parts, 0))
+
+    def requests(self, parts: Iterable[Extents], last_bytes: int) -> Iterator[Requests]:
+        """The parts, cut; `last_bytes`: 0, or the last ones to this."""
+        made = map(self._requests, parts)
+        return tapered(made, self.at_once, last_bytes) if last_bytes else made
 
     def _requests(self, extents: Extents) -> Requests:
-        transport = self._transport
         total_bytes = int(extents[:, 2].sum()) * self._slot_bytes
-        most_bytes = request_size(total_bytes, transport.at_once, self._request_bytes)
-        return requests(extents, self._slot_bytes, most_bytes, transport.fence_bytes)
+        most_bytes = request_size(total_bytes, self.at_once, self.request_bytes)
+        return requests(extents, self._slot_bytes, most_bytes, self._transport.fence_bytes)
 
 
 class Bounced:

@@ -32,8 +32,6 @@ ROUND_BYTES = 64 << 10
 # Of a page list that is planned first: little, so that somebody can begin. Each further part is
 # twice as large as the one before it, which is being moved meanwhile.
 PART_RUNS = 2048
-# What larger ones are cut to when they are the last of an operation.
-LAST_REQUEST_BYTES = 1 << 20
 
 
 Runs = NDArray[np.int64]
@@ -157,16 +155,16 @@ def cut(requests: Requests, most_bytes: int) -> Requests:
     return made
 
 
-def tapered(parts: Iterable[Requests], at_once: int) -> Iterator[Requests]:
-    """All requests, of which the last `at_once` are no larger than LAST_REQUEST_BYTES: so that all
-    that are served together end together. Of 16 threads one that copies 4 MiB last would be alone
-    with it for as long as all of them take for 64.
+def tapered(parts: Iterable[Requests], at_once: int, last_bytes: int) -> Iterator[Requests]:
+    """All requests, of which the last `at_once` are no larger than `last_bytes`: so that all that
+    are served together end together. Of 16 threads one that copies 4 MiB last would be alone with
+    it for as long as all of them take for 64.
     """
     held: Requests = np.empty((0, 3), np.int64)
     for part in parts:
         some = np.concatenate((held, part)) if len(held) else part
-        large = len(some) and some[:, 2].max() > LAST_REQUEST_BYTES
+        large = len(some) and some[:, 2].max() > last_bytes
         end = max(0, len(some) - at_once) if large else len(some)
         yield some[:end]
         held = some[end:]
-    yield cut(held, LAST_REQUEST_BYTES)
+    yield cut(held, last_bytes)

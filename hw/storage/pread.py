@@ -20,6 +20,7 @@ class PreadTransport:
     """Moves bytes between a file and one region of memory."""
 
     fence_bytes = 1 << 62  # no multiple of it lies in memory
+    last_bytes = 0
 
     def __init__(self, file: SlotFile, region: memoryview, access: Access, workers: int) -> None:
         """`region`: what the requests' memory offsets count in."""

@@ -42,6 +42,8 @@ SMALLEST_BATCH_BYTES = 1 << 20
 class UringTransport:
     """Moves bytes between a file and one region of memory."""
 
+    last_bytes = 0
+
     def __init__(
         self, file: SlotFile, address: int, size_bytes: int, access: Access, depth: int,
         workers: int,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from file_store_helpers import ROOT, environment
 
-from hw.storage import native
+from hw.storage import native, plan_native
 from hw.transfers import front_native
 
 CALL = ctypes.CFUNCTYPE(
@@ -45,6 +45,13 @@ def compiled_loop(folder: Path) -> ctypes.CDLL:
         pytest.skip("there is no C compiler")
     assert done.returncode == 0, done.stdout + done.stderr
     return native.open_library(native.library_path(folder))
+
+
+@cache
+def compiled_plan(folder: Path) -> ctypes.PyDLL:
+    """Likewise the plan of L3 files."""
+    compiled_loop(folder)
+    return plan_native.open_library(plan_native.library_path(folder))
 
 
 def loop_with(folder: Path, create: str) -> ctypes.CDLL:

@@ -56,6 +56,7 @@ def test_fio_is_asked_for_the_same_blocks_depth_and_flags(
     assert fio.gib_s(setting) == 3
     called = {line.removeprefix("--") for line in (tmp_path / "called").read_text().split("\n")}
     assert called >= flags | {f"bs={BLOCK}", f"rw=rand{setting.verb}", "invalidate=0"}
+    assert "mem=mmap" in called, "buffers that begin where pages do"
     none_twice = setting.kind == "cold"
     assert ("norandommap" in called) != none_twice
     assert any(each.startswith("offset_increment=") for each in called) == none_twice
@@ -96,4 +97,26 @@ def test_the_benchmark_measures_every_row_and_leaves_nothing_behind(tmp_path: Pa
     assert all(row["gib_s"] > 0 and row["loop_gib_s"] > 0 for row in result["rows"])
     for line in result["skipped"]:
         assert "cannot be used" in line or "O_DIRECT" in line
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.extended
+def test_sizes_of_operations_are_measured_beside_a_loop_without_an_end(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    benchmark = ROOT / "benchmarks/hw/l3_file.py"
+    options = "--smoke", "--sizes", "4,8", "--folder", folder, "--out", out, "--fio", "no-fio"
+    done = subprocess.run(
+        [sys.executable, benchmark, *options],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=True,
+    )
+    assert done.stderr == ""
+    rows = json.loads(out.read_text())["rows"]
+    assert sorted(row["block"] for row in rows) == [64 << 10, 144 << 10, 1 << 20, 4 << 20]
+    assert all(set(row["gib_s"]) == {"steady", "4M", "8M"} for row in rows)
+    assert all(rate > 0 for row in rows for rate in row["gib_s"].values())
     assert list(folder.iterdir()) == []

@@ -130,14 +130,15 @@ class StoreContract:
         store = self.open(tmp_path, 8, host)
         store.write(((0, 8),), ((0, 8),))
         begun, go_on = threading.Event(), threading.Event()
-        real, fd, errors = getattr(store._moves, way), store.file.fd, []
+        transport, fd, errors = store._transport, store.file.fd, []
+        real = getattr(transport, way)
 
         def late(parts) -> None:
             begun.set()
             assert go_on.wait(20)
             real(parts)
 
-        monkeypatch.setattr(store._moves, way, late)
+        monkeypatch.setattr(transport, way, late)
 
         def move() -> None:
             try:

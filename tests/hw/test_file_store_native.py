@@ -9,20 +9,24 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
 import test_file_store_contract as contract
-from file_store_helpers import content, fill, runs
-from native_calls import compile_to, compiled_loop, loop_with, replace_calls
+from file_store_helpers import ROOT, content, fill, runs
+from native_calls import compile_to, compiled_loop, compiled_plan, loop_with, replace_calls
 
 from hicache.errors import TransferError
-from hw.storage import native
+from hicache.operations import PageRuns
+from hw.storage import native, plan_native
 from hw.storage.file_store import FileStore
 from hw.storage.host import HostBuffer
 from hw.transfers import front_native
@@ -31,15 +35,38 @@ PAGE = contract.ALIGNED
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory) -> ctypes.CDLL:
-    """The library, made anew."""
-    return compiled_loop(tmp_path_factory.mktemp("native"))
+def made(tmp_path_factory) -> Path:
+    """Where the libraries are made anew."""
+    return tmp_path_factory.mktemp("native")
 
 
 @pytest.fixture
-def use_it(compiled, monkeypatch) -> None:
-    """File stores that are opened from now on take it."""
-    monkeypatch.setattr("hw.storage.file_store.library", lambda: compiled)
+def compiled(made) -> ctypes.CDLL:
+    """The loop."""
+    return compiled_loop(made)
+
+
+@pytest.fixture
+def use_it(made, monkeypatch) -> None:
+    """File stores that are opened from now on take loop and plan."""
+    monkeypatch.setattr("hw.storage.file_store.library", lambda: compiled_loop(made))
+    monkeypatch.setattr(plan_native, "library", lambda: compiled_plan(made))
+
+
+def tasks() -> int:
+    """Threads of this process, those of C included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def settled(most: int) -> int:
+    """Threads, once there are `most` or a second has gone by: one that was joined may be listed a
+    moment longer.
+    """
+    for _ in range(100):
+        if tasks() <= most:
+            break
+        time.sleep(0.01)
+    return tasks()
 
 
 @pytest.fixture
@@ -100,6 +127,12 @@ class Faults:
 
 class TestNative(Faults, contract.StoreContract):
     backend = "pread"
+
+
+class TestNativePlannedInPython(TestNative):
+    @pytest.fixture(autouse=True)
+    def in_python(self, in_c, monkeypatch) -> None:
+        monkeypatch.setattr(plan_native, "library", lambda: None)
 
 
 class TestNativeDirect(Faults, contract.TestDirect):
@@ -174,7 +207,9 @@ def test_of_several_failures_the_first_is_raised(tmp_path, use_it, instead):
 
 
 @pytest.mark.parametrize("callers", [1, 3])
-def test_threads_are_bounded_and_end_with_their_operation(tmp_path, use_it, instead, callers):
+def test_threads_are_bounded_stay_and_end_when_the_store_is_closed(
+    tmp_path, use_it, instead, callers
+):
     store, _ = open_store(tmp_path, 60, workers=4)
     store.write(((0, 60),), ((0, 60),))
     lock, inside, most, who = threading.Lock(), [0], [0], set()
@@ -190,7 +225,7 @@ def test_threads_are_bounded_and_end_with_their_operation(tmp_path, use_it, inst
         return real(fd, address, size, position)
 
     instead(act)
-    before = len(os.listdir("/proc/self/task"))
+    before = tasks()
 
     def read() -> None:
         for _ in range(3):
@@ -203,18 +238,202 @@ def test_threads_are_bounded_and_end_with_their_operation(tmp_path, use_it, inst
         thread.join()
     assert 2 <= most[0] <= 3 + callers
     assert len(who) > callers
-    for _ in range(100):  # a thread that was joined may be listed a moment longer
-        if len(os.listdir("/proc/self/task")) <= before:
-            break
-        time.sleep(0.01)
-    assert len(os.listdir("/proc/self/task")) <= before
+    assert before < settled(before + 3) <= before + 3
+    helpers, who = who & set(map(int, os.listdir("/proc/self/task"))), set()
+    read()
+    assert who <= helpers | {threading.get_native_id()}, "a thread more"
     store.close()
+    assert settled(before) == before
+
+
+def test_threads_that_wait_for_an_operation_take_no_time(tmp_path, use_it):
+    store, _ = open_store(tmp_path, 40)
+    before = tasks()
+    store.write(((0, 40),), ((0, 40),))
+    store.read(runs(range(0, 40, 2)), runs(range(40, 80, 2)))
+    assert tasks() > before
+    begun_s = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - begun_s < 0.1
+    store.close()
+
+
+def test_a_store_is_closed_once_its_operation_is_over(tmp_path, use_it, instead):
+    store, host = open_store(tmp_path, 40)
+    store.write(((0, 40),), ((0, 40),))
+    pages, under_way, before = content(host), threading.Event(), tasks()
+
+    def act(real, fd, address, size, position) -> int:
+        under_way.set()
+        time.sleep(0.01)
+        return real(fd, address, size, position)
+
+    instead(act)
+    order = list(range(39, -1, -1))
+    reader = threading.Thread(target=store.read, args=(runs(order), ((40, 40),)))
+    reader.start()
+    assert under_way.wait(20)
+    store.close()
+    assert content(host)[40:] == [pages[slot] for slot in order], "closed under the operation"
+    reader.join()
+    assert settled(before) == before
+
+
+def test_threads_end_when_the_store_is_forgotten(tmp_path, use_it):
+    gc.collect()  # what other tests have forgotten
+    before = tasks()
+    store, _ = open_store(tmp_path, 40)
+    store.write(((0, 40),), ((0, 40),))
+    store.read(runs(range(0, 40, 2)), runs(range(40, 80, 2)))
+    assert tasks() > before
+    del store  # nothing in it refers to it, so it goes at once
+    assert settled(before) == before
+
+
+def test_a_forked_process_has_threads_of_its_own_and_ends_only_those(tmp_path, made):
+    done = in_another_process(
+        tmp_path,
+        made,
+        """
+        before = tasks()
+        read()
+        assert tasks() == before + 3
+        child = os.fork()
+        if not child:
+            alone = tasks()
+            read()
+            assert tasks() == alone + 3
+            store.close()
+            assert tasks() == alone
+            os._exit(7)
+        read()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        read()
+        store.close()
+        if not os.fork():
+            store.close()
+            os._exit(0)
+        os.wait()
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_process_forked_beside_a_read_is_not_in_it(tmp_path, made):
+    done = in_another_process(
+        tmp_path,
+        made,
+        """
+        read()
+        pause = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p).value
+        native._Direction.calls["reading"] = pause
+        threading.Thread(target=read, daemon=True).start()
+        time.sleep(0.2)
+        child = os.fork()
+        if not child:
+            native._Direction.calls["reading"] = slow
+            read()
+            store.close()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit", "os._exit(0)"])
+def test_a_process_ends_while_its_threads_sleep_or_hang_in_a_read(tmp_path, made, end):
+    done = in_another_process(
+        tmp_path,
+        made,
+        f"""
+        read()
+        pause = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p).value
+        native._Direction.calls["reading"] = pause
+        threading.Thread(target=read, daemon=True).start()
+        time.sleep(0.2)
+        {end}
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def in_another_process(folder: Path, made: Path, act: str) -> subprocess.CompletedProcess[str]:
+    """Run `act` where there are a `store`, `read` and `tasks`."""
+    prelude = f"""
+        import ctypes, os, sys, threading, time, warnings
+        warnings.simplefilter("ignore")  # of Python's, who forks with threads
+        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(ROOT)!r}]
+        from pathlib import Path
+        from file_store_helpers import ROOT, content, fill, runs
+        from hw.storage import file_store, native
+        from hw.storage.host import HostBuffer
+        library = native.open_library(native.library_path(Path({str(made)!r})))
+        file_store.library = lambda: library
+        host = HostBuffer(80, {PAGE})
+        fill(host)
+        store = file_store.FileStore(Path({str(folder)!r}), 40, {PAGE}, host, workers=4)
+        store.write(((0, 40),), ((0, 40),))
+        pages = content(host)[:40]
+        calls = ctypes.CDLL({str(made / "slow.so")!r})
+        slow = ctypes.cast(calls.slow, ctypes.c_void_p).value
+        native._Direction.calls["reading"] = slow  # so that every thread has something to read
+
+        def read():
+            host.view(40, 40)[:] = bytes(40 * {PAGE})
+            store.read(runs(range(39, -1, -1)), ((40, 40),))
+            assert content(host)[40:] == pages[::-1]
+
+        def tasks():
+            time.sleep(0.05)
+            return len(os.listdir("/proc/self/task"))
+    """
+    compiled_loop(made)
+    source = made / "slow.c"
+    source.write_text("""
+        #include <unistd.h>
+        ssize_t slow(int fd, void *memory, size_t size, off_t position) {
+            usleep(2000);
+            return pread(fd, memory, size, position);
+        }
+    """)
+    command = ["cc", "-shared", "-fPIC", str(source), "-o", str(made / "slow.so")]
+    subprocess.run(command, check=True)
+    return subprocess.run(
+        [sys.executable, "-c", dedent(prelude) + dedent(act)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_a_sanitizer_finds_nothing(tmp_path, sanitizer):
+    program, driver = tmp_path / "driver", Path(__file__).with_name("loop_driver.c")
+    command = ["cc", "-std=gnu11", "-O1", "-g", f"-fsanitize={sanitizer}", "-pthread"]
+    command += [f"-I{native.SOURCE.parent}", str(driver), "-o", str(program)]
+    try:
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no C compiler")
+    if "-fsanitize" in made.stderr or "san" in made.stderr:
+        pytest.skip(f"the C compiler has no sanitizer: {made.stderr[-200:]}")
+    assert made.returncode == 0, made.stderr
+    command = [str(program), str(tmp_path / "file"), "6"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the sanitizer does not run on this kernel")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("refused", ["1", "asked > 1", "asked % 2", "asked % 3 == 0"])
 def test_threads_that_cannot_be_started_are_done_without(tmp_path, monkeypatch, instead, refused):
     library = loop_with(tmp_path, f"if ({refused}) return EAGAIN;")
     monkeypatch.setattr("hw.storage.file_store.library", lambda: library)
+    before = tasks()
     store, host = open_store(tmp_path, 200, workers=16)
     pages = content(host)
     store.write(((0, 200),), ((0, 200),))
@@ -227,11 +446,14 @@ def test_threads_that_cannot_be_started_are_done_without(tmp_path, monkeypatch, 
     order = random.Random(1).sample(range(200), 200)
     store.read(runs(order), runs(200 + page for page in order))
     assert content(host)[200:] == pages[:200]
-    transport = store._transport
-    assert isinstance(transport, native.NativeTransport)
-    assert transport._directions[0]._spare.value == 15, "one that was never started counts"
     assert ctypes.c_int.in_dll(library, "asked").value >= 1
+    assert settled(before + 15) <= before + 15
+    for _ in range(20):  # one that was never started may be later
+        store.read(runs(order[:32]), runs(range(200, 400, 2))[:32])
+    never = {"1": 0, "asked > 1": 1}
+    assert settled(before + 15) == before + never.get(refused, 15)
     store.close()
+    assert settled(before) == before
 
 
 def test_each_reading_thread_has_an_open_file_of_its_own(tmp_path, use_it, instead):
@@ -380,6 +602,7 @@ def test_a_part_that_cannot_be_planned_is_raised_when_nothing_is_under_way(
 
 
 def test_ctrl_c_behind_the_last_part_leaves_no_thread(tmp_path, use_it):
+    before = tasks()
     store, _ = open_store(tmp_path, 16)
     store.write(((0, 16),), ((0, 16),))
     part = np.array([[slot * PAGE, (16 + slot) * PAGE, PAGE] for slot in range(16)])
@@ -389,9 +612,10 @@ def test_ctrl_c_behind_the_last_part_leaves_no_thread(tmp_path, use_it):
     assert isinstance(transport, native.NativeTransport)
     with pytest.raises(KeyboardInterrupt):
         transport.read(parts)
-    # Threads that nobody joined would hold it, and read what was planned by then.
-    assert transport._directions[0]._spare.value == 3
+    store.read(((0, 16),), ((0, 16),))
+    # Threads of an operation that was not finished would wait for it, and read what was planned.
     store.close()
+    assert settled(before) == before
 
 
 def test_thousands_of_small_pages_by_many_threads(tmp_path, use_it):
@@ -410,6 +634,78 @@ def test_thousands_of_small_pages_by_many_threads(tmp_path, use_it):
     store.close()
 
 
+def glued(rows: list[list[int]]) -> list[list[int]]:
+    """Rows that go on where the one before them ended, as one."""
+    put: list[list[int]] = []
+    for position, memory, size in rows:
+        last = put[-1] if put else [0, 0, -1]
+        if [last[0] + last[2], last[1] + last[2]] == [position, memory]:
+            last[2] += size
+        else:
+            put.append([position, memory, size])
+    return put
+
+
+def lists_of(seed: random.Random, slots: int, pages: int) -> tuple[PageRuns, PageRuns]:
+    """Two lists of one length, of runs that may be empty, or meet."""
+    total, cut = seed.choice((0, 1, 2, 40, 900, 3000)), seed.choice((1, 1, 3, 60))
+    made: list[PageRuns] = []
+    for capacity in (slots, pages):
+        some: list[tuple[int, int]] = []
+        left = total
+        while left:
+            count = min(left, seed.randint(seed.choice((0, 1)), cut))
+            first = sum(some[-1]) if some and seed.random() < 0.4 else capacity
+            if first + count > capacity:
+                first = seed.randrange(capacity - count + 1)
+            some.append((first, count))
+            left -= count
+        made.append(tuple(some))
+    if seed.random() < 0.3:  # cut at the same places
+        made[1] = tuple((seed.randrange(pages - count + 1), count) for _, count in made[0])
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("last_bytes", [0, 4096, 65536])
+def test_the_plan_in_c_is_the_one_of_python(tmp_path, use_it, last_bytes):
+    host = HostBuffer(700, 12288)
+    store = FileStore(tmp_path, 500, 12288, host, workers=16, request_bytes=1 << 20)
+    plan = store._plan
+    assert plan is not None
+    seed = random.Random(7)
+    for _ in range(300):
+        slots, pages = lists_of(seed, 500, 700)
+        parts = list(plan.parts(slots, pages, last_bytes))
+        theirs = list(plan._otherwise(slots, pages, last_bytes))
+        rows, others = ([row for part in each for row in part.tolist()] for each in (parts, theirs))
+        assert glued(rows) == glued(others)
+        if len(parts) == 1 and len(slots) <= plan_native.FIRST_RUNS:
+            assert rows == others
+        assert not last_bytes or all(size <= last_bytes for *_, size in rows[-16:])
+        assert all(part.flags.c_contiguous for part in parts)
+    store.close()
+
+
+def test_what_the_plan_in_c_does_not_take_is_as_before(tmp_path, use_it, monkeypatch):
+    monkeypatch.setattr(plan_native, "FIRST_RUNS", 2)
+    store, host = open_store(tmp_path, 40)
+    store.write(((0, 40),), ((0, 40),))
+    pages = content(host)
+    order = [(slot, 1) for slot in range(39, -1, -1)]
+    store.read(order, tuple((slot + 40, 1) for slot in range(40)))  # type: ignore[arg-type]
+    assert content(host)[40:] == pages[39::-1]
+    fine = tuple((slot, 1) for slot in range(30))
+    wrong = AssertionError, TypeError, ValueError, OverflowError
+    for bad in ((80, 1), (-1, 1), (79, 2), (0, -1), (1 << 70, 1), (0,), 7):
+        for slots, others in (((*fine, bad), (*fine, (30, 1))), ((*fine, (30, 1)), (*fine, bad))):
+            with pytest.raises(wrong):
+                store.read(slots, others)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="different lengths"):
+        store.read(fine, fine[:20])
+    store.read(fine, fine)
+    store.close()
+
+
 def test_auto_is_pread_at_every_size_where_its_threads_are_compiled(tmp_path, use_it):
     for page_bytes in (4096, 2 << 20):
         host = HostBuffer(1, page_bytes)
@@ -422,8 +718,8 @@ def test_the_library_is_made_once_and_again_for_another_source(compiled, tmp_pat
     folder = tmp_path / "a" / "b"
     assert "loop for L3 files: made" in compile_to(folder).stdout
     assert "up to date" in compile_to(folder).stdout
-    paths = {native.library_path(folder), front_native.library_path(folder)}
-    assert set(folder.iterdir()) == paths
+    modules = native, plan_native, front_native
+    assert set(folder.iterdir()) == {module.library_path(folder) for module in modules}
     changed = tmp_path / "loop.c"
     changed.write_text(native.SOURCE.read_text() + "\n")
     monkeypatch.setattr(native, "SOURCE", changed)
@@ -440,6 +736,8 @@ def test_without_a_compiler_that_works_one_line_says_so(tmp_path):
     assert done.stdout.splitlines() == [
         "No compiled loop for L3 files: the C compiler fails: error: broken. Small pages are read "
         "more slowly.",
+        "No compiled plan for L3 files: the C compiler fails: error: broken. Reads of many small "
+        "pages begin later.",
         "No compiled front of copies: the C compiler fails: error: broken. Small copies take "
         "longer.",
     ]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hicache.allocator import extents as count_extents
 from hw.storage import plan
 from hw.storage.crew import Crew
+from hw.storage.native import LAST_REQUEST_BYTES
 from hw.storage.plan import (
-    LAST_REQUEST_BYTES,
     ROUND_BYTES,
     SMALLEST_REQUEST_BYTES,
     as_array,
@@ -142,7 +142,8 @@ def test_the_last_requests_are_cut_and_none_is_lost(counts, size):
     total = sum(counts)
     rows = np.full((total, 3), size, np.int64)
     rows[:, 0], rows[:, 1] = np.arange(total) * (size + 512), np.arange(total)[::-1] * (size + 512)
-    made = list(tapered(np.split(rows, np.cumsum(counts)[:-1]) if counts else [], 4))
+    parts = np.split(rows, np.cumsum(counts)[:-1]) if counts else []
+    made = list(tapered(parts, 4, LAST_REQUEST_BYTES))
     together = [row for part in made for row in part.tolist()]
     assert glued(together) == rows.tolist()
     whole = sum(row[2] == size for row in together)
