@@ -18,6 +18,7 @@ from hw.pools import DevicePool, HostPool
 from hw.transfers.backend import Copied, TransferBackend, lists_of
 from hw.transfers.direct import Direct
 from hw.transfers.driver import Direction, Driver
+from hw.transfers.front import Front
 from hw.transfers.layerwise import LayerLoad
 from hw.transfers.lists import Lists
 from hw.transfers.queues import Mark, Queue, make_queue
@@ -84,6 +85,8 @@ class Auto:
         fronts = {id(each.front): each.front for each in candidates.values()}
         # Of candidates with a queue each, nobody can read for all.
         self._front = some.front if len(fronts) == 1 else None
+        self._by_plan = {each.plan.at: name for name, each in candidates.items() if each.plan}
+        self._is_pinned = False  # all of L2
         self._lock = some.queue.lock
 
     def copy(
@@ -102,12 +105,19 @@ class Auto:
             if front is not None:
                 device, host = (source, target) if direction == "d2h" else (target, source)
                 with self._lock:
+                    if alone and self._is_pinned and not inputs:
+                        device_ns = self._copy_again(front, direction, device, host, other)
+                        if device_ns is not None:
+                            return Copied(device_ns, 0)
                     found = front.read(device, host)
                     if found is not None and found[0]:  # pages
                         self.picked = self.pick_of(direction, *found, other)
                         backend = self.candidates[self.picked]
                         copied = backend.copy_at_once(direction, host, inputs, alone=alone)
                         if copied is not None:
+                            self._is_pinned = backend.is_pinned
+                            if backend.plan is not None:
+                                front.remember(backend.plan, direction, busy=other == "busy")
                             return copied
             lists = lists_of(direction, source, target)
             if found is None or not found[0]:
@@ -116,6 +126,20 @@ class Auto:
             return backend.copy_lists(direction, lists, inputs, alone=alone)
         finally:
             self.traffic.leave(direction)
+
+    def _copy_again(
+        self, front: Front, direction: Direction, device: PageRuns, host: PageRuns, other: str
+    ) -> int | None:
+        """By what was picked before for such lists, in one call; the device's time in ns."""
+        try:
+            device_ns = front.copy(device, host, direction, busy=other == "busy")
+        except BaseException:
+            for candidate in self.candidates.values():
+                candidate.settle()
+            raise
+        if device_ns is not None:
+            self.picked = self._by_plan[front.ground.plan]
+        return device_ns
 
     def load_layers(
         self,

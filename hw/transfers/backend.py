@@ -39,7 +39,7 @@ class TransferBackend(ABC):
     """One way of moving pages between a device pool and a host pool of the same layout.
 
     `layer_multiprocessors`: how many the kernels of a load by layers had best find free.
-    `_plan`: what the compiled front does for it; None: nothing. Where there is no front, or it
+    `plan`: what the compiled front does for it; None: nothing. Where there is no front, or it
     refuses, `_move` enqueues the same pages from here.
     """
 
@@ -62,8 +62,8 @@ class TransferBackend(ABC):
         self.queue: Queue = queue or make_queue(device_pool.device, driver)
         self._lock = self.queue.lock
         self.front = front_of(self.queue, device_pool, host_pool, driver)
-        self._plan: Plan | None = None
-        self._is_pinned = False  # all of L2
+        self.plan: Plan | None = None
+        self.is_pinned = False  # all of L2
 
     def copy(
         self,
@@ -81,9 +81,17 @@ class TransferBackend(ABC):
         Raises TransferError if the device refuses; RuntimeError if it is lost.
         """
         front = self.front
-        if front is not None and self._plan is not None:
+        if front is not None and self.plan is not None:
             device, host = (source, target) if direction == "d2h" else (target, source)
             with self._lock:
+                if alone and self.is_pinned and not inputs:
+                    try:
+                        device_ns = front.copy(device, host, direction, self.plan)
+                    except BaseException:
+                        self.settle()
+                        raise
+                    if device_ns is not None:
+                        return Copied(device_ns, 0)
                 if front.read(device, host) is not None:
                     copied = self.copy_at_once(direction, host, inputs, alone=alone)
                     if copied is not None:
@@ -96,16 +104,16 @@ class TransferBackend(ABC):
         """`copy` of what the front has read, by one call; `host` are L2's pages of it. None where
         the front refuses. For who has the queue's lock.
         """
-        front, plan = self.front, self._plan
+        front, plan = self.front, self.plan
         if front is None or plan is None:
             return None
         if inputs or not alone:
             self._wait_for_inputs(inputs, alone=alone)
-        setup_ns = 0 if self._is_pinned else self._pin(host)
+        setup_ns = 0 if self.is_pinned else self._pin(host)
         try:
             device_ns = front.run(plan, direction)
         except BaseException:
-            self._settle()
+            self.settle()
             raise
         return None if device_ns is None else Copied(device_ns, setup_ns)
 
@@ -127,7 +135,7 @@ class TransferBackend(ABC):
                 setup_ns += self._move(direction, lists)
                 return Copied(self.queue.stop(), setup_ns)
             except BaseException:
-                self._settle()
+                self.settle()
                 raise
 
     def load_layers(
@@ -156,7 +164,7 @@ class TransferBackend(ABC):
             load.end(self._lock.release, setup_ns)
         except BaseException as error:
             load.fail(error)
-            self._settle()
+            self.settle()
             self._lock.release()
             raise
         return load
@@ -171,9 +179,9 @@ class TransferBackend(ABC):
 
     def close(self) -> None:
         """Wait for what is under way, and let go of work buffers."""
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Wait for what was enqueued: whoever frees pages must not have them written to later. A
         device that is lost writes no more.
         """
@@ -194,7 +202,7 @@ class TransferBackend(ABC):
     def _pin(self, host: PageRuns) -> int:
         memory = self.host_pool.memory
         if memory.pinned_bytes >= memory.size_bytes:
-            self._is_pinned = True
+            self.is_pinned = True
             return 0
         return sum(self.host_pool.pin(first, count) for first, count in host if count)
 

@@ -67,7 +67,7 @@ class Direct(TransferBackend):
                 raise InputError("this CUDA driver copies no batches (12.8 and later do)")
         self._pieces = pieces
         if pieces == "rows" and self.front is not None and self.front.copies_rows:
-            self._plan = Plan.of("rows")
+            self.plan = Plan.of("rows")
         self._parts = [
             _Part(
                 self.layout.piece_bytes(part),

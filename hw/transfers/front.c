@@ -3,6 +3,7 @@
  *
  *     front_read(lists)  with the interpreter's lock: (first, pages) pairs become columns
  *     front_run(plan)    without: enqueue everything, wait, take the device's time
+ *     front_copy         both, by a plan that is given, or that is remembered for such lists
  *
  * Two streams: `queue` has the DMAs, `side` the kernels that run beside them. Calls go through the
  * driver's functions as they are given, so that tests can stand in for a device.
@@ -32,6 +33,8 @@ extern object *PyTuple_GetItem(object *, ptrdiff_t);
 extern long long PyLong_AsLongLong(object *);
 extern object *PyErr_Occurred(void);
 extern void PyErr_Clear(void);
+extern void *PyEval_SaveThread(void);
+extern void PyEval_RestoreThread(void *);
 #define length PyTuple_Size
 #define item PyTuple_GetItem
 #define number PyLong_AsLongLong
@@ -43,6 +46,7 @@ enum { BUFFERS = 4, ARGUMENTS = 13 };
 /* The device begins with a batch when the driver has taken all of it: small ones, the first most. */
 enum { FIRST_PIECES = 8, PIECES = 64 };
 enum { NOT_MINE = -1, NO_MEMORY = -2 };
+enum { REMEMBERED = 1024 }; /* sizes and cuts recur */
 enum { HOST = 1, DEVICE = 2, IN_ORDER = 1 }; /* CU_MEMORYTYPE_*; the source is read in order */
 
 /* Which call failed; front.py has the names. */
@@ -88,6 +92,11 @@ struct plan { /* one back-end's */
     struct kernel kernel[2]; /* by direction */
 };
 
+struct pick { /* of so many pages in so many extents, one way, beside the other or not */
+    int64_t pages, extents, way;
+    const struct plan *plan; /* NULL: none yet */
+};
+
 struct front {
     /* Calls of the driver's; copy_batch NULL where it has none. */
     int (*copy)(uint64_t, uint64_t, size_t, void *);
@@ -115,6 +124,7 @@ struct front {
     /* What front_read found, and what front_run tells. */
     int64_t pages, extents;
     int64_t device_ns, failed_call;
+    const struct plan *plan; /* by which was copied */
 
     /* This file's own. */
     int64_t room, runs[2];
@@ -123,6 +133,7 @@ struct front {
     int64_t (*extent)[3]; /* device, host, pages */
     int64_t piece_room;
     uint64_t *pieces; /* targets, sources, sizes */
+    struct pick *picks;
 };
 
 int64_t front_size(void) { return sizeof(struct front); }
@@ -130,8 +141,8 @@ int64_t front_size(void) { return sizeof(struct front); }
 int64_t front_plan_size(void) { return sizeof(struct plan); }
 
 void front_free(struct front *f) {
-    free(f->columns), free(f->extent), free(f->pieces);
-    f->columns = NULL, f->extent = NULL, f->pieces = NULL;
+    free(f->columns), free(f->extent), free(f->pieces), free(f->picks);
+    f->columns = NULL, f->extent = NULL, f->pieces = NULL, f->picks = NULL;
     f->room = f->extent_room = f->piece_room = 0;
 }
 
@@ -522,4 +533,38 @@ int front_run(struct front *f, const struct plan *p, int direction) {
     TRY(ELAPSED, f->elapsed(&time_ms, f->begin, f->end));
     f->device_ns = (int64_t)(time_ms * 1e6 + 0.5);
     return 0;
+}
+
+/* ---- Read and run --------------------------------------------------------------------------- */
+
+static struct pick *place(struct front *f, int64_t way) {
+    uint64_t mixed = ((uint64_t)f->pages * 0x9E3779B97F4A7C15u + f->extents) * 4 + way;
+    return &f->picks[mixed * 0x9E3779B97F4A7C15u >> 32 & (REMEMBERED - 1)];
+}
+
+/* Of lists like those that were read last, `plan` is what copies them. */
+void front_remember(struct front *f, const struct plan *plan, int direction, int busy) {
+    if (!f->picks) f->picks = calloc(REMEMBERED, sizeof *f->picks);
+    int64_t way = 2 * direction + busy;
+    if (f->picks) *place(f, way) = (struct pick){f->pages, f->extents, way, plan};
+}
+
+/* front_read, and front_run without the interpreter's lock, by `plan`, or, without one, by what is
+ * remembered. NOT_MINE, too, where nothing is.
+ */
+int front_copy(struct front *f, object *device, object *host, const struct plan *plan, int direction,
+               int busy) {
+    PASS(front_read(f, device, host));
+    if (!plan && f->picks) {
+        int64_t way = 2 * direction + busy;
+        struct pick *known = place(f, way);
+        if (known->pages == f->pages && known->extents == f->extents && known->way == way)
+            plan = known->plan;
+    }
+    if (!plan) return NOT_MINE;
+    f->plan = plan;
+    void *kept = PyEval_SaveThread();
+    int code = front_run(f, plan, direction);
+    PyEval_RestoreThread(kept);
+    return code;
 }

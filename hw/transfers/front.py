@@ -3,6 +3,7 @@
     Python                                   C (front.c)
     read(lists)      lock of the interpreter kept     lists -> columns, extents
     run(plan)        let go of                        enqueue all, wait, take the device's time
+    copy(lists)      first kept, then let go of       both, by a plan that is given or remembered
 
 From Python a call of the driver's takes two microseconds, and what is around it as much again:
 ten of the 185 that 9 MiB take to cross the link, twenty where pages are small. Three ways:
@@ -95,6 +96,7 @@ class Front:
         queue: Stream,
     ) -> None:
         self._read, self._run = library.read, library.run
+        self._copy, self._remember = library.copy, library.remember
         self._calls = calls
         self._pools = (device_pool, host_pool)
         self._lists: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -159,14 +161,36 @@ class Front:
         if plan.way and 2 * ground.pages > ground.list_room:
             self._make_room(2 * ground.pages)
         self._calls.enter()
-        code = self._run(self._at, plan.at, DIRECTIONS[direction])
+        return self._told(self._run(self._at, plan.at, DIRECTIONS[direction]))
+
+    def copy(
+        self,
+        device: PageRuns,
+        host: PageRuns,
+        direction: Direction,
+        plan: Plan | None = None,
+        *,
+        busy: bool = False,
+    ) -> int | None:
+        """`read` and `run` at once. Without a plan by what is remembered for such lists, None where
+        nothing is; busy: what the other direction is. Raises as `run`.
+        """
+        self._calls.enter()
+        at = None if plan is None else plan.at
+        return self._told(self._copy(self._at, device, host, at, DIRECTIONS[direction], busy))
+
+    def remember(self, plan: Plan, direction: Direction, *, busy: bool) -> None:
+        """What was read last, and lists of as many pages in as many extents, are for `plan`."""
+        self._remember(self._at, plan.at, DIRECTIONS[direction], busy)
+
+    def _told(self, code: int) -> int | None:
         if not code:
-            return ground.device_ns
+            return self.ground.device_ns
         if code == -1:
             return None
         if code < 0:
             raise MemoryError("no memory for the page lists of a copy")
-        self._calls.refuse(_CALLS[ground.failed_call], code)
+        self._calls.refuse(_CALLS[self.ground.failed_call], code)
         raise AssertionError(code)
 
     def _make_room(self, room: int) -> None:

@@ -106,14 +106,17 @@ class Ground(ctypes.Structure):
             "list_room", "list_host", "list_device",
         )),
         *((name, ctypes.c_int64) for name in (
-            "pages", "extents", "device_ns", "failed_call", "room",
+            "pages", "extents", "device_ns", "failed_call",
         )),
+        ("plan", ctypes.c_void_p),
+        ("room", ctypes.c_int64),
         ("runs", ctypes.c_int64 * 2),
         ("columns", ctypes.c_void_p),
         ("extent_room", ctypes.c_int64),
         ("extent", ctypes.c_void_p),
         ("piece_room", ctypes.c_int64),
         ("pieces", ctypes.c_void_p),
+        ("picks", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -129,8 +132,14 @@ class Library:
         """Raises OSError for what does not load, or is made for another layout of `Ground`."""
         self.path = str(path)
         # Reading tuples takes the interpreter's lock, moving pages lets go of it.
-        self.read = ctypes.PyDLL(str(path)).front_read
+        locked = ctypes.PyDLL(str(path))
+        self.read = locked.front_read
         self.read.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
+        self.copy = locked.front_copy
+        self.copy.argtypes = [*self.read.argtypes, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+        self.remember = locked.front_remember
+        self.remember.restype = None
+        self.remember.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         library = ctypes.CDLL(str(path))
         self.run: Callable[[int, int, int], int] = library.front_run
         library.front_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]

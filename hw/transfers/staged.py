@@ -87,7 +87,7 @@ class Staged(TransferBackend):
         # The front has as many buffers, and makes a DMA of every run.
         if self.front is not None and buffers == BUFFERS and run_bytes <= self._stride:
             assert isinstance(self._beside, CudaQueue)
-            self._plan = plan = Plan.of("staged")
+            self.plan = plan = Plan.of("staged")
             plan.side, plan.chunk_pages = self._beside.handle, chunk_pages
             plan.whole_pages, plan.head_pages, plan.tail_pages = self.cutter.limits
             wanted = self.front.row_layers() if row_layers is None else row_layers
@@ -98,8 +98,8 @@ class Staged(TransferBackend):
         super().close()
         self._copier.close()
         self.buffers.close()
-        if self._plan is not None:
-            self._plan.work_address = 0
+        if self.plan is not None:
+            self.plan.work_address = 0
 
     def _queues(self) -> tuple[Queue, ...]:
         return (self.queue, self._beside)
@@ -110,9 +110,9 @@ class Staged(TransferBackend):
         setup_ns = self.buffers.prepare_work(self.queue)
         borders = self.cutter.borders(direction, lists.pages)
         setup_ns += (self._store if direction == "d2h" else self._load)(lists, borders)
-        if self._plan is not None:
-            self._plan.work_address = self.buffers.work_address(0)
-            self._plan.learn(self._mover, dense=True)
+        if self.plan is not None:
+            self.plan.work_address = self.buffers.work_address(0)
+            self.plan.learn(self._mover, dense=True)
         return setup_ns
 
     def _store(self, lists: Lists, borders: list[int]) -> int:

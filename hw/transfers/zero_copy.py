@@ -60,7 +60,7 @@ class ZeroCopy(TransferBackend):
         self._layer_mover = Mover(device_pool, shape, layer_warps)
         self.layer_multiprocessors = 2 * self._layer_programs if driver is not None else 0
         if self.front is not None:
-            self._plan = Plan.of("zero_copy")
+            self.plan = Plan.of("zero_copy")
 
     def copy_listed(
         self,
@@ -92,8 +92,8 @@ class ZeroCopy(TransferBackend):
         layers = (0, self.layout.layers)
         listed = self.queue.upload(*lists.arrays())
         setup_ns = self._launch(direction, listed, layers, self._mover, self.programs)
-        if self._plan is not None:
-            self._plan.learn(self._mover, dense=False, programs=self.programs)
+        if self.plan is not None:
+            self.plan.learn(self._mover, dense=False, programs=self.programs)
         return setup_ns
 
     def _move_layers(self, lists: Lists, load: LayerLoad) -> int:

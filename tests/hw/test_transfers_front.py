@@ -21,9 +21,12 @@ from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, make_pools,
 
 from hicache.errors import TransferError
 from hw.pools import DevicePool, HostPool, KvLayout
+from hw.transfers.auto import Auto
+from hw.transfers.direct import Direct
 from hw.transfers.front import Front
 from hw.transfers.front_native import BUFFERS, Plan, Way
 from hw.transfers.lists import Lists, expand, runs_of
+from hw.transfers.timing import Case, Timed
 
 LAYOUT = LAYOUTS["gqa_bf16"]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -68,8 +71,10 @@ class Rig:
         )
         plan.learn(FakeMover(self.device, missing=missing), dense=way == "staged")  # pyright: ignore[reportArgumentType]
 
-    def check(self, direction, lists) -> None:
-        """Copy; then every page of both pools is what it must be, and nothing is left to do."""
+    def check(self, direction, lists, *, at_once: bool = False) -> None:
+        """Copy; then every page of both pools is what it must be, and nothing is left to do.
+        at_once: reading and copying are one call.
+        """
         on_device, on_host = (torch.from_numpy(expand(runs)) for runs in lists)
         device, host = pieces(self.device), pieces(self.host)
         for there, here in zip(device, host, strict=True):
@@ -78,8 +83,11 @@ class Rig:
             else:
                 here[:, on_host] = there[:, on_device]
         took_ns = 250_000 if len(on_device) else 0
-        assert self.front.read(*lists)
-        assert self.front.run(self.plan, direction) == took_ns
+        if at_once:
+            assert self.front.copy(*lists, direction, self.plan) == took_ns
+        else:
+            assert self.front.read(*lists)
+            assert self.front.run(self.plan, direction) == took_ns
         assert self.driver.under_way == 0
         for wanted, pool in ((device, self.device), (host, self.host)):
             for part, found in zip(wanted, pieces(pool), strict=True):
@@ -102,6 +110,7 @@ def test_every_page_arrives_and_no_other_changes(library, layout, way, direction
         rig.check(direction, lists)
     for count in (1, 5, 13):
         rig.check(direction, random_lists(count, count))
+        rig.check(direction, random_lists(count, count), at_once=True)
 
 
 @given(
@@ -199,10 +208,12 @@ def test_what_it_is_not_for_is_left_to_python(library):
 def test_lists_that_are_wrong_or_of_another_form_are_not_its_own(any_library, device, host):
     rig = Rig(any_library, LAYOUT, "rows")
     assert rig.front.read(device, host) is None
+    assert rig.front.copy(device, host, "h2d", rig.plan) is None
     assert rig.driver.calls == 0
     for number in (True, np.int64(1)):  # what is a number to Python is one here
         assert rig.front.read(((number, 1), (3, 0)), ((0, number),)) == (1, 1)
     rig.check("h2d", LISTS["fragmented"])
+    rig.check("h2d", LISTS["fragmented"], at_once=True)
 
 
 def test_numbers_of_any_size_are_read_as_they_are(any_library):
@@ -235,6 +246,92 @@ def test_it_finds_the_extents_that_python_finds(library, seed, count, per_chunk)
     wanted = Lists(*runs).extents(rig.host.pages_per_chunk)
     assert rig.front.read(*runs) == (count, len(wanted))
     rig.check("d2h", runs)
+
+
+def test_what_copies_such_lists_is_remembered_by_size_cuts_and_way(library):
+    rig = Rig(library, LAYOUT, "rows")
+    front = rig.front
+    four, cut = ((0, 4),), ((0, 3), (4, 1))
+    assert front.copy(four, four, "h2d") is None
+    assert front.read(four, four)
+    front.remember(rig.plan, "h2d", busy=False)
+    assert front.copy(four, ((5, 4),), "h2d") == 250_000  # other pages, as many
+    assert front.ground.plan == rig.plan.at
+    for lists, direction, busy in (
+        ((four, four), "h2d", True),
+        ((four, four), "d2h", False),
+        ((four, cut), "h2d", False),
+        ((((0, 3),), ((0, 3),)), "h2d", False),
+    ):
+        calls = rig.driver.calls
+        assert front.copy(*lists, direction, busy=busy) is None
+        assert rig.driver.calls == calls
+    assert front.copy((), (), "h2d") is None
+
+
+def test_more_than_can_be_remembered_is_forgotten_not_mistaken(library):
+    device, host = DevicePool(LAYOUT, 60, "cpu"), HostPool(LAYOUT, 200)
+    front = front_over(library, FakeDriver(LAYOUT), device, host)
+    plans = {
+        (pages, cuts): Plan.of("rows") for pages in range(1, 61) for cuts in range(1, pages + 1)
+    }
+    lists = {
+        (pages, cuts): (
+            ((0, pages),),
+            (*((2 * each, 1) for each in range(1, cuts)), (2 * cuts, pages - cuts + 1)),
+        )
+        for pages, cuts in plans
+    }
+    for asked, plan in plans.items():
+        assert front.read(*lists[asked]) == asked
+        front.remember(plan, "h2d", busy=False)
+    known = 0
+    for asked, plan in plans.items():
+        if front.copy(*lists[asked], "h2d") is not None:
+            assert front.ground.plan == plan.at
+            known += 1
+    assert 500 < known <= 1024 < len(plans)
+    host.close()
+
+
+class Alike(Direct):
+    """A back-end over a front of the fake device; counts what it is told to settle."""
+
+    def __init__(self, rig: Rig, name: str) -> None:
+        super().__init__(rig.device, rig.host)
+        self.front, self.plan, self.name = rig.front, Plan.of("rows"), name
+        self.settled = 0
+
+    def settle(self) -> None:
+        self.settled += 1
+
+
+def test_auto_copies_again_by_one_call_what_it_has_picked(library, monkeypatch):
+    rig = Rig(library, LAYOUT, "rows")
+    table = {
+        Case(name, direction, busy): [Timed(1, time, time), Timed(13, 13 * time, 13 * time)]
+        for direction in ("h2d", "d2h")
+        for busy in ("idle", "busy")
+        for name, time in (("x", 5 if busy == "idle" else 9), ("y", 7))
+    }
+    candidates = {name: Alike(rig, name) for name in ("x", "y")}
+    auto = Auto(candidates, table)  # pyright: ignore[reportArgumentType]
+    lists = LISTS["fragmented"]
+    for busy, name in (("idle", "x"), ("busy", "y")):
+        if busy == "busy":
+            auto.traffic.enter("d2h")
+        auto.copy("h2d", lists[1], lists[0], alone=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.front, "read", None)  # not asked any more
+            auto.picked = ""
+            assert auto.copy("h2d", lists[1], lists[0], alone=True).device_ns == 250_000
+            assert auto.picked == name
+    rig.driver.fails = rig.driver.calls
+    with pytest.raises(TransferError):
+        auto.copy("h2d", lists[1], lists[0], alone=True)
+    assert [each.settled for each in candidates.values()] == [1, 1]
+    rig.driver.fails = None
+    rig.driver.settle()
 
 
 def test_short_runs_over_borders_of_pinned_memory_have_room(library):
