@@ -242,10 +242,11 @@ class Link:
             until, down_on, up_on, speeds = self._stretch(at, down, up)
             down_speed, up_speed = self._down.speeds[speeds], self._up.speeds[speeds]
             end = -1
+            # Who has nothing left ends now, also where the last ns at full speed did too much.
             if down_on:
-                end = at - (-down_left // down_speed)
+                end = at - (-down_left // down_speed) if down_left > 0 else at
             if up_on:
-                up_end = at - (-up_left // up_speed)
+                up_end = at - (-up_left // up_speed) if up_left > 0 else at
                 if end < 0 or up_end < end:
                     end = up_end
             if end >= 0 and (until < 0 or end <= until):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from by_hand import H200_BY_HAND
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lanes_contract import MIB, Watched, at
 from simpy import Environment
@@ -107,7 +107,11 @@ asks = st.lists(
 ).map(lambda each: sorted(each, key=lambda ask: ask.submit_ns))
 
 
+# The example: one is submitted in the very ns in which the other direction's ends.
 @given(asks=asks, permille=st.integers(100, 1000))
+@example(
+    [Ask("h2d", 0, 0, 20), Ask("d2h", 0, 0, 4), Ask("d2h", 0, 0, 16), Ask("h2d", 39, 0, 1)], 527
+)
 @settings(max_examples=120, deadline=None)
 def test_it_agrees_with_the_naive_link_to_the_ns(asks, permille):
     assert link_ends(asks, permille * 10**6) == naive_ends(asks, permille)
