@@ -4,6 +4,7 @@ what the link says to the engine.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from hw.transfers.direct import Direct
 from hw.transfers.kernels import tiling
 from hw.transfers.lists import Extent, Pages, expand, extents, runs_of
 from hw.transfers.staged import Staged
-from hw.transfers.timing import Case, Timed, estimate_ns, measure
+from hw.transfers.timing import Case, Timed, _copying, estimate_ns, measure
 
 numbers = st.lists(st.integers(0, 40), unique=True, max_size=30)
 
@@ -330,6 +331,59 @@ def test_a_twin_that_fails_ends_the_measuring_with_its_error(fails):
     twin = Sleeper([], [], fails)
     with pytest.raises(TransferError, match="refused"):
         measure({"x": Sleeper([], [])}, {"x": twin}, repeats=1)  # pyright: ignore[reportArgumentType]
+
+
+class SlowTwin(Sleeper):
+    """Its second copy takes 0.3 s, in the middle of which Ctrl-C comes."""
+
+    def copy(self, direction, source, target, *, alone=False) -> None:
+        is_second = len(self._others) == 1
+        self._mine.append(direction)
+        self._others.append(direction)
+        if is_second:
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.2)
+        self._mine.pop()
+
+
+def test_ctrl_c_waits_for_the_copy_of_a_twin():
+    inside: list[str] = []
+    begun: list[str] = []
+    twin, lists = SlowTwin(begun, inside), (((0, 1),), ((0, 1),))
+
+    def measure_beside_it() -> None:
+        with _copying(twin, "d2h", lists):  # pyright: ignore[reportArgumentType]
+            while len(begun) < 2:
+                time.sleep(0.001)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_beside_it()
+    assert inside == []
+    assert not [each for each in threading.enumerate() if each.name == "other way"]
+
+
+def test_ctrl_c_while_a_twin_is_started_leaves_nothing_that_copies(monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    inside: list[str] = []
+    twin, lists = Sleeper([], inside), (((0, 1),), ((0, 1),))
+    with pytest.raises(KeyboardInterrupt), _copying(twin, "d2h", lists):  # pyright: ignore[reportArgumentType]
+        pass
+    assert not [each for each in threading.enumerate() if each.name == "other way"]
+
+
+def test_the_last_two_sizes_lie_so_far_apart_that_their_slope_says_something():
+    backend = Sleeper([], [])
+    page_bytes = backend.host_pool.page_bytes
+    for most, sizes in ((1, [1]), (2, [1, 2]), (5, [1, 5]), (6, [1, 4, 6]), (99, [1, 4, 13])):
+        table = measure({"x": backend}, repeats=1, measured_bytes=most * page_bytes)  # pyright: ignore[reportArgumentType]
+        assert [each.pages for each in table[Case("x", "d2h", "idle")]] == sizes
 
 
 # The link, as the engine sees it ----------------------------------------------------------------
