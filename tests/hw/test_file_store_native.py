@@ -686,6 +686,19 @@ def test_the_plan_in_c_is_the_one_of_python(tmp_path, use_it, last_bytes):
     store.close()
 
 
+@pytest.mark.parametrize("more", [1, 15, 16, 17])
+def test_the_last_requests_are_cut_however_little_is_left_behind_the_first_part(
+    tmp_path, use_it, more
+):
+    store, _ = open_store(tmp_path, 2 * (plan_native.FIRST_RUNS + more), workers=16)
+    plan, apart = store._plan, runs(range(0, 2 * (plan_native.FIRST_RUNS + more), 2))
+    assert plan is not None
+    rows = np.concatenate(list(plan.parts(apart, apart, PAGE // 2)))
+    assert rows[:, 2].sum() == len(apart) * PAGE
+    assert set(rows[-32:, 2].tolist()) == {PAGE // 2}  # 16 pages
+    store.close()
+
+
 def test_what_the_plan_in_c_does_not_take_is_as_before(tmp_path, use_it, monkeypatch):
     monkeypatch.setattr(plan_native, "FIRST_RUNS", 2)
     store, host = open_store(tmp_path, 40)
