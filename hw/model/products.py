@@ -5,8 +5,9 @@
     all but 4  |product .........|
                |kernel|kernel|kernel|
 
-cuBLAS's large products have one program for each multiprocessor, which stays to the end; planned
-for fewer they take as much longer as there are fewer. Refuses to choose how many: who loads knows.
+cuBLAS's large products have one program for each multiprocessor, which stays to the end. With four
+fewer of an H200's 132, steps of Qwen3-8B alone took 0.6 % longer at most. Refuses to choose how
+many: who loads knows.
 """
 
 from __future__ import annotations
