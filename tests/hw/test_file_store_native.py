@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -616,6 +617,64 @@ def test_ctrl_c_behind_the_last_part_leaves_no_thread(tmp_path, use_it):
     # Threads of an operation that was not finished would wait for it, and read what was planned.
     store.close()
     assert settled(before) == before
+
+
+def test_ctrl_c_behind_the_begin_leaves_no_thread(tmp_path, use_it, monkeypatch):
+    before = tasks()
+    store, _ = open_store(tmp_path, 16)
+    store.write(((0, 16),), ((0, 16),))
+    store.read(runs(range(0, 16, 2)), runs(range(16, 32, 2)))
+    transport = store._transport
+    assert isinstance(transport, native.NativeTransport)
+    direction = transport._directions[0]
+    library = direction._library
+
+    def begin(*arguments: int) -> int:
+        library.begin(*arguments)
+        raise KeyboardInterrupt
+
+    interrupted = SimpleNamespace(begin=begin, feed=library.feed, finish=library.finish)
+    monkeypatch.setattr(direction, "_library", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.read(((0, 16),), ((0, 16),))
+    store.close()
+    assert settled(before) == before
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(7)"])
+def test_who_closes_in_the_middle_of_its_own_read_is_not_left_without_a_crew(tmp_path, made, end):
+    done = in_another_process(
+        tmp_path,
+        made,
+        f"""
+        import signal
+        import numpy as np
+        from hicache.errors import TransferError
+
+        def close(*_):
+            store.close()
+            for _ in range(64):  # who else wants what was freed
+                memory = ctypes.create_string_buffer(10_000)
+                ctypes.memset(memory, 255, 10_000)
+                kept.append(memory)
+            {end}
+
+        def parts():
+            row = [[slot * {PAGE}, (40 + slot) * {PAGE}, {PAGE}] for slot in range(40)]
+            yield np.array(row)
+            signal.raise_signal(signal.SIGTERM)
+            yield np.array(row)
+
+        kept = []
+        signal.signal(signal.SIGTERM, close)
+        try:
+            store._transport.read(parts())
+        except TransferError:
+            sys.exit(7)
+        """,
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stderr == ""
 
 
 def test_thousands_of_small_pages_by_many_threads(tmp_path, use_it):
