@@ -21,6 +21,7 @@ from hicache.errors import InputError, TransferError
 from hicache.operations import Copy
 from hw.device import Control
 from hw.pools import DevicePool, HostPool, KvLayout
+from hw.transfers import timing
 from hw.transfers.auto import (
     BACKENDS,
     KERNEL_MARGIN,
@@ -331,6 +332,34 @@ def test_a_twin_that_fails_ends_the_measuring_with_its_error(fails):
     twin = Sleeper([], [], fails)
     with pytest.raises(TransferError, match="refused"):
         measure({"x": Sleeper([], [])}, {"x": twin}, repeats=1)  # pyright: ignore[reportArgumentType]
+
+
+class Counting(Sleeper):
+    """Says how many pages it was asked for; takes as many more ms as it is told."""
+
+    def __init__(self, more_ms: int = 0) -> None:
+        super().__init__([], [])
+        self.pages: set[int] = set()
+        self._more_s = more_ms / 1000
+
+    def copy(self, direction, source, target, *, alone=False) -> None:
+        self.pages.add(sum(count for _, count in source))
+        time.sleep(self._more_s)
+        super().copy(direction, source, target, alone=alone)
+
+
+def test_from_where_a_size_is_sure_twins_copy_it_and_what_is_hopeless_is_left_out(monkeypatch):
+    quick, slow, twin = Counting(), Counting(9), Counting()
+    monkeypatch.setattr(timing, "SURE_BYTES", 4 * quick.host_pool.page_bytes)
+    table = measure(
+        {"quick": quick, "slow": slow},  # pyright: ignore[reportArgumentType]
+        {"quick": twin, "slow": twin},  # pyright: ignore[reportArgumentType]
+        repeats=1,
+    )
+    assert twin.pages == {4}
+    assert (quick.pages, slow.pages) == ({1, 4, 13}, {1, 4})
+    for case, timed in table.items():
+        assert [each.pages for each in timed] == [1, 4, 13][: 2 if case.backend == "slow" else 3]
 
 
 class SlowTwin(Sleeper):
