@@ -67,8 +67,7 @@ def make(source: Path, path: Path, load: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as folder:
         made = Path(folder) / path.name
-        headers = sysconfig.get_path("include")  # Python's, where they are installed
-        command = [*_compiler(), *FLAGS, f"-I{headers}", str(source), "-o", str(made)]
+        command = [*_compiler(), *FLAGS, _headers(), str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NotPossible(f"the C compiler fails: {_last_line(done.stderr)}")
@@ -77,6 +76,12 @@ def make(source: Path, path: Path, load: Callable[[Path], object]) -> None:
         except OSError as error:
             raise NotPossible(f"it does not load: {error}") from error
         made.rename(path)
+
+
+def _headers() -> str:
+    """This Python's, where they are installed; never another's that the compiler may find."""
+    folder = Path(sysconfig.get_path("include"))
+    return f"-I{folder}" if (folder / "Python.h").exists() else "-DSTABLE_INTERFACE"
 
 
 def _compiler() -> list[str]:

@@ -232,8 +232,11 @@ def _extents(
 ) -> Iterator[Extents]:
     for part in in_parts(slots, pages, first_runs):
         for what, runs, capacity in zip(("slot", "page"), part, capacities, strict=True):
-            ends = runs[:, 0] + runs[:, 1]
-            assert not runs.size or (runs.min() >= 0 and ends.max() <= capacity), f"no such {what}"
+            if not runs.size:
+                continue
+            ends = runs[:, 0] + runs[:, 1]  # of two huge numbers negative, or small
+            assert runs.min() >= 0, f"no such {what}"
+            assert max(runs.max(), ends.max()) <= capacity, f"no such {what}"
         yield merge(*part)
 
 

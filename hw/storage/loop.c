@@ -4,7 +4,7 @@
  *     assemble              a crew, nobody in it yet
  *       begin ---> feed(part) ---> feed(part) ---> finish: takes requests itself, waits for the rest
  *                    helper: request, request, ... sleeps when no operation has any left
- *     dismiss               helpers end
+ *     dismiss               helpers end; behind the last `finish`, if an operation is under way
  *
  * A request is a row of three int64: position in the file, offset in the memory region, size.
  */
@@ -62,7 +62,7 @@ struct crew {
     pthread_mutex_t lock; /* of all that is not atomic, from here on and in operations */
     struct operation *open, **end;
     struct helper *asleep; /* the last one that fell asleep first: its core is the warmest */
-    int dismissed;
+    int dismissed, begun; /* of operations those that are not finished */
 
     pthread_mutex_t hiring; /* of `hired`; taken without the lock, which a new thread wants */
     int hired, most;
@@ -210,10 +210,16 @@ struct crew *assemble(int fd, const int *own, int own_count, int writes, char *r
     return crew;
 }
 
-/* When no operation is open any more; returns when all helpers have ended. */
+/* Returns when all helpers have ended. In the middle of an operation (a signal's handler may close
+ * what its thread reads from) the last `finish` does it instead.
+ */
 void dismiss(struct crew *crew) {
     pthread_mutex_lock(&crew->lock);
     crew->dismissed = 1;
+    if (crew->begun) {
+        pthread_mutex_unlock(&crew->lock);
+        return;
+    }
     while (wake(crew)) continue;
     pthread_mutex_unlock(&crew->lock);
     for (int i = 0; i < crew->hired; i++) pthread_join(crew->helpers[i].thread, NULL);
@@ -222,14 +228,20 @@ void dismiss(struct crew *crew) {
     free(crew);
 }
 
-/* `call`: NULL, or what takes the place of pread and pwrite. NULL: no memory. */
-struct operation *begin(struct crew *crew, transfer call) {
+/* `call`: NULL, or what takes the place of pread and pwrite. Returns whether there is memory. What is
+ * in `begun` then is to be finished; the caller finds it there even if it never sees the answer.
+ */
+int begin(struct crew *crew, transfer call, struct operation **begun) {
     struct operation *op = calloc(1, sizeof *op);
-    if (!op) return NULL;
+    if (!op) return 0;
     op->crew = crew;
     op->call = call ? call : crew->call;
     pthread_cond_init(&op->left, NULL);
-    return op;
+    pthread_mutex_lock(&crew->lock);
+    crew->begun++;
+    pthread_mutex_unlock(&crew->lock);
+    *begun = op;
+    return 1;
 }
 
 /* `count` more requests, at least one. Returns whether one has failed. */
@@ -277,7 +289,9 @@ int finish(struct operation *op, int stop, int64_t *failure) {
         if (crew->end == &op->next) crew->end = link;
     }
     while (op->inside) pthread_cond_wait(&op->left, &crew->lock);
+    int is_last = !--crew->begun && crew->dismissed;
     pthread_mutex_unlock(&crew->lock);
+    if (is_last) dismiss(crew);
     int failed = op->failed;
     failure[0] = op->failure[0];
     failure[1] = op->failure[1];

@@ -57,8 +57,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.assemble.argtypes = [
         ctypes.c_int, pointer, ctypes.c_int, ctypes.c_int, pointer, number, ctypes.c_int,
     ]  # fmt: skip
-    library.begin.restype = pointer
-    library.begin.argtypes = [pointer, pointer]
+    library.begin.argtypes = [pointer, pointer, pointer]
     library.feed.argtypes = [pointer, pointer, number]
     library.finish.argtypes = [pointer, ctypes.c_int, pointer]
     library.dismiss.restype = None
@@ -111,7 +110,9 @@ class NativeTransport:
         self._directions[1].move(parts)
 
     def close(self) -> None:
-        """End the threads, once no operation is under way. Descriptors end with the file."""
+        """End the threads, once no operation is under way: in the middle of one of this thread's,
+        behind it. Descriptors end with the file.
+        """
         for direction in self._directions:
             direction.close()
 
@@ -162,24 +163,25 @@ class _Direction:
     def move(self, parts: Iterable[Requests]) -> None:
         """All requests of all parts: threads work on one while the next is planned."""
         library = self._library
-        operation = library.begin(self._crew, self.calls.get(self._verb))
-        if not operation:
-            raise MemoryError("no memory for an operation on the L3 file")
+        begun = (ctypes.c_void_p * 1)()
         failure = (ctypes.c_int64 * 2)()
         told = ctypes.addressof(failure)
         kept: list[Requests] = []  # alive until `finish` has returned
         stop, failed = True, False
         try:
+            if not library.begin(self._crew, self.calls.get(self._verb), ctypes.addressof(begun)):
+                raise MemoryError("no memory for an operation on the L3 file")
             for part in parts:
                 if not len(part):
                     continue
                 kept.append(np.ascontiguousarray(part))
-                if library.feed(operation, kept[-1].ctypes.data, len(part)):
+                if library.feed(begun[0], kept[-1].ctypes.data, len(part)):
                     break
             stop = False
         finally:
             # No other call here: Ctrl-C comes behind one, and would free what is still read.
-            failed = library.finish(operation, stop, told)
+            if begun[0]:
+                failed = library.finish(begun[0], stop, told)
         if failed:
             raise self._failure(*failure)
 

@@ -107,9 +107,9 @@ static int64_t request_size(const struct shape *shape, int64_t total_bytes) {
     return share < shape->largest_bytes ? share : shape->largest_bytes;
 }
 
-/* The rows for runs from `at` on, up to `slots_end` and `pages_end`; `last_bytes`: 0, or
- * what the last of them are to be at most. How many were made, or why none: NOT_MINE, which `plan.py` takes or refuses; UNEQUAL, these runs do not name as many slots as
- * pages; NO_ROOM for all rows.
+/* The rows for runs from `at` on, up to `slots_end` and `pages_end`; `last_bytes`: 0, or what the
+ * last of them are to be at most. How many were made, or why none: NOT_MINE, which `plan.py` takes
+ * or refuses; UNEQUAL, these runs do not name as many slots as pages; NO_ROOM for all rows.
  */
 int64_t plan(const struct shape *shape, object *slots, object *pages, int64_t at,
              int64_t slots_end, int64_t pages_end, int64_t last_bytes, int64_t (*made)[3],
@@ -119,12 +119,12 @@ int64_t plan(const struct shape *shape, object *slots, object *pages, int64_t at
     if (!runs) return NOT_MINE;
     int64_t total = read_runs(slots, at, slots_end, shape->slots, runs), as_pages = NOT_MINE;
     if (total >= 0) as_pages = read_runs(pages, at, pages_end, shape->pages, runs + slot_runs);
-    if (as_pages >= 0) {
+    if (as_pages >= 0 && total != as_pages) {
+        answer = UNEQUAL;
+    } else if (as_pages >= 0) {
         int64_t most_bytes = request_size(shape, total * shape->page_bytes);
         struct rows rows = {made, 0, room, most_bytes};
-        answer = total != as_pages
-                     ? UNEQUAL
-                     : pair(runs, runs + slot_runs, total, shape->page_bytes, &rows);
+        answer = pair(runs, runs + slot_runs, total, shape->page_bytes, &rows);
         if (answer > 0 && last_bytes) answer = taper(shape, &rows, last_bytes);
     }
     if (PyErr_Occurred()) PyErr_Clear();

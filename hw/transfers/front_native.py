@@ -8,7 +8,7 @@ not these.
 from __future__ import annotations
 
 import ctypes
-import sys
+import sysconfig
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -122,7 +122,7 @@ class Ground(ctypes.Structure):
 
 def library_path(folder: Path = FOLDER) -> Path:
     """Where the library of this very source, for this Python, is or would be."""
-    return path_of(SOURCE, folder, str(sys.implementation.cache_tag))
+    return path_of(SOURCE, folder, str(sysconfig.get_config_var("SOABI")))
 
 
 class Library:

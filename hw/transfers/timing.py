@@ -32,6 +32,7 @@ REPEATS = 5
 SMALL_TIMES = 4
 SURE_BYTES = 16 << 20  # so large a transfer shows what larger ones will take
 HOPELESS = 3  # times as long as another back-end
+LAST_STEP = 1.5  # from the last size but one: between nearer ones the slope is noise
 
 
 class Timed(NamedTuple):
@@ -86,6 +87,8 @@ def measure(
     sizes = [1]
     while sizes[-1] < room:
         sizes.append(min(sizes[-1] * 4, room))
+    if len(sizes) > 2 and sizes[-1] < LAST_STEP * sizes[-2]:
+        del sizes[-2]
     generator = np.random.default_rng(seed)
     # Pages up to four times as many as are moved, so that random ones are not neighbours.
     scattered = [
@@ -166,7 +169,7 @@ def _copying(
     backend: TransferBackend, direction: Direction, pages: tuple[PageRuns, PageRuns]
 ) -> Iterator[None]:
     """While this is entered, a thread copies the same pages over and over; it has begun."""
-    is_over, has_begun = threading.Event(), threading.Event()
+    is_over, has_begun, has_ended = (threading.Event() for _ in range(3))
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -177,14 +180,29 @@ def _copying(
         except BaseException as error:  # for who waits
             failed.append(error)
             has_begun.set()
+        finally:
+            has_ended.set()
 
     thread = threading.Thread(target=work, name="other way", daemon=True)
-    thread.start()
     try:
+        thread.start()
         has_begun.wait()
         yield
     finally:
         is_over.set()
-        thread.join()
+        if thread.ident is not None:  # else Ctrl-C kept it from starting: it copies nothing
+            _wait(has_ended)
+            thread.join()
     if failed:
         raise failed[0]
+
+
+def _wait(has_ended: threading.Event) -> None:
+    """Also at Ctrl-C, once: pools and work buffers are freed behind this. (A `join` that Ctrl-C
+    ends takes the thread for ended.)
+    """
+    try:
+        has_ended.wait()
+    except KeyboardInterrupt:
+        has_ended.wait()
+        raise

@@ -4,8 +4,8 @@ No work buffer and no copy by the CPU, whatever the page lists look like; what i
 multiprocessors, which wait for PCIe most of the time. Few programs are enough, since each has a
 tile of 16 KiB under way: bandwidth times latency of a Gen5 x16 link is about 100 KiB. So `programs`
 is a trade between the link's last per cent and what is left to the model's kernels. Layer by layer
-the model computes meanwhile: there the same bytes are under way in few, large programs, and the
-products of such steps leave them their multiprocessors (`hw.model.products`).
+the model computes meanwhile: there 256 KiB, half as many, are under way in two large programs, and
+the products of such steps leave them their multiprocessors (`hw.model.products`).
 Refuses page lists that name a page twice on the target's side: nobody orders the writes.
 """
 

@@ -49,7 +49,8 @@ static void operate(struct crew *crew, int caller, int ends) {
     int parts = 1 + draw(PARTS), bad = draw(parts), failed = 0;
     char *mine = region[caller];
     memset(mine, 0, REGION);
-    struct operation *op = begin(crew, odd);
+    struct operation *op;
+    check(begin(crew, odd, &op), "a begin");
     for (int part = 0; part < parts && !failed; part++) {
         for (int i = 0; i < ROWS; i++) {
             int64_t at = (part * ROWS + i) * SIZE;
@@ -98,8 +99,13 @@ int main(int count, char **arguments) {
         int before = calls;
         check(crew->hired <= HELPERS, "the number of threads");
         check(!crew->open && crew->end == &crew->open, "an operation is left");
+        int64_t row[3] = {0, 0, SIZE}, failure[2];
+        struct operation *op = NULL;
+        if (round % 2) check(begin(crew, odd, &op), "a begin");
+        if (op && round % 4 == 3) feed(op, row, 1);
         dismiss(crew);
-        check(calls == before, "a call behind the end");
+        check(op || calls == before, "a call behind the end");
+        if (op) check(!finish(op, 0, failure), "an operation that is under way at the end");
     }
     printf("%d calls\n", calls);
     return wrong;

@@ -332,6 +332,19 @@ class StoreContract:
         reader.close()
         assert not store.file.path.exists()
 
+    @pytest.mark.parametrize(
+        "run", [(1 << 62, (1 << 62) + 1), ((1 << 63) - 1, 2), (2, (1 << 63) - 1)]
+    )
+    def test_numbers_whose_sum_or_bytes_overflow_are_no_pages(self, tmp_path, run):
+        host = HostBuffer(4, 4096)
+        store = self.open(tmp_path, 4, host)
+        before = fill(host)
+        for act in (store.read, store.write):
+            with pytest.raises(AssertionError, match="no such slot"):
+                act((run,), (run,))
+        assert content(host) == before
+        store.close()
+
 
 class TestPread(StoreContract):
     backend = "pread"

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -618,6 +619,64 @@ def test_ctrl_c_behind_the_last_part_leaves_no_thread(tmp_path, use_it):
     assert settled(before) == before
 
 
+def test_ctrl_c_behind_the_begin_leaves_no_thread(tmp_path, use_it, monkeypatch):
+    before = tasks()
+    store, _ = open_store(tmp_path, 16)
+    store.write(((0, 16),), ((0, 16),))
+    store.read(runs(range(0, 16, 2)), runs(range(16, 32, 2)))
+    transport = store._transport
+    assert isinstance(transport, native.NativeTransport)
+    direction = transport._directions[0]
+    library = direction._library
+
+    def begin(*arguments: int) -> int:
+        library.begin(*arguments)
+        raise KeyboardInterrupt
+
+    interrupted = SimpleNamespace(begin=begin, feed=library.feed, finish=library.finish)
+    monkeypatch.setattr(direction, "_library", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.read(((0, 16),), ((0, 16),))
+    store.close()
+    assert settled(before) == before
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(7)"])
+def test_who_closes_in_the_middle_of_its_own_read_is_not_left_without_a_crew(tmp_path, made, end):
+    done = in_another_process(
+        tmp_path,
+        made,
+        f"""
+        import signal
+        import numpy as np
+        from hicache.errors import TransferError
+
+        def close(*_):
+            store.close()
+            for _ in range(64):  # who else wants what was freed
+                memory = ctypes.create_string_buffer(10_000)
+                ctypes.memset(memory, 255, 10_000)
+                kept.append(memory)
+            {end}
+
+        def parts():
+            row = [[slot * {PAGE}, (40 + slot) * {PAGE}, {PAGE}] for slot in range(40)]
+            yield np.array(row)
+            signal.raise_signal(signal.SIGTERM)
+            yield np.array(row)
+
+        kept = []
+        signal.signal(signal.SIGTERM, close)
+        try:
+            store._transport.read(parts())
+        except TransferError:
+            sys.exit(7)
+        """,
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stderr == ""
+
+
 def test_thousands_of_small_pages_by_many_threads(tmp_path, use_it):
     page_bytes, slots = 512, 20_000
     host = HostBuffer(2 * slots, page_bytes)
@@ -683,6 +742,19 @@ def test_the_plan_in_c_is_the_one_of_python(tmp_path, use_it, last_bytes):
             assert rows == others
         assert not last_bytes or all(size <= last_bytes for *_, size in rows[-16:])
         assert all(part.flags.c_contiguous for part in parts)
+    store.close()
+
+
+@pytest.mark.parametrize("more", [1, 15, 16, 17])
+def test_the_last_requests_are_cut_however_little_is_left_behind_the_first_part(
+    tmp_path, use_it, more
+):
+    store, _ = open_store(tmp_path, 2 * (plan_native.FIRST_RUNS + more), workers=16)
+    plan, apart = store._plan, runs(range(0, 2 * (plan_native.FIRST_RUNS + more), 2))
+    assert plan is not None
+    rows = np.concatenate(list(plan.parts(apart, apart, PAGE // 2)))
+    assert rows[:, 2].sum() == len(apart) * PAGE
+    assert set(rows[-32:, 2].tolist()) == {PAGE // 2}  # 16 pages
     store.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from hw.model import products
 
 
 @pytest.fixture
-def told(monkeypatch) -> list[tuple[int | None, int]]:
+def told(monkeypatch) -> Iterator[list[tuple[int | None, int]]]:
     """(handle, multiprocessors) of each call, on a GPU that has 132."""
     calls: list[tuple[int | None, int]] = []
 
@@ -30,7 +31,9 @@ def told(monkeypatch) -> list[tuple[int | None, int]]:
         get_device_properties=lambda device: SimpleNamespace(multi_processor_count=132),
     )
     monkeypatch.setattr(products.torch, "cuda", cuda)
-    return calls
+    products._cublas.cache_clear()
+    yield calls
+    products._cublas.cache_clear()
 
 
 def test_fewer_inside_and_all_again_behind(told):
@@ -55,3 +58,21 @@ def test_what_cublas_refuses_is_said(told):
     said = r"cublasSetSmCountTarget\(332\): cuBLAS status 7"
     with pytest.raises(RuntimeError, match=said), products.leaving(-200):
         pass
+
+
+def unfound(name: str) -> object:
+    raise OSError(f"{name}: no such file")
+
+
+@pytest.mark.parametrize("open_library", [unfound, lambda name: object()])
+def test_without_a_cublas_that_can_be_told_products_are_as_ever(
+    told, monkeypatch, capsys, open_library
+):
+    monkeypatch.setattr(products.ctypes, "CDLL", open_library)
+    entered = 0
+    for _ in range(2):
+        with products.leaving(4):
+            entered += 1
+    assert entered == 2
+    assert told == []
+    assert capsys.readouterr().err.count("products leave no multiprocessors") == 1

@@ -4,6 +4,7 @@ what the link says to the engine.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from hicache.errors import InputError, TransferError
 from hicache.operations import Copy
 from hw.device import Control
 from hw.pools import DevicePool, HostPool, KvLayout
+from hw.transfers import timing
 from hw.transfers.auto import (
     BACKENDS,
     KERNEL_MARGIN,
@@ -33,7 +35,7 @@ from hw.transfers.direct import Direct
 from hw.transfers.kernels import tiling
 from hw.transfers.lists import Extent, Pages, expand, extents, runs_of
 from hw.transfers.staged import Staged
-from hw.transfers.timing import Case, Timed, estimate_ns, measure
+from hw.transfers.timing import Case, Timed, _copying, estimate_ns, measure
 
 numbers = st.lists(st.integers(0, 40), unique=True, max_size=30)
 
@@ -330,6 +332,87 @@ def test_a_twin_that_fails_ends_the_measuring_with_its_error(fails):
     twin = Sleeper([], [], fails)
     with pytest.raises(TransferError, match="refused"):
         measure({"x": Sleeper([], [])}, {"x": twin}, repeats=1)  # pyright: ignore[reportArgumentType]
+
+
+class Counting(Sleeper):
+    """Says how many pages it was asked for; takes as many more ms as it is told."""
+
+    def __init__(self, more_ms: int = 0) -> None:
+        super().__init__([], [])
+        self.pages: set[int] = set()
+        self._more_s = more_ms / 1000
+
+    def copy(self, direction, source, target, *, alone=False) -> None:
+        self.pages.add(sum(count for _, count in source))
+        time.sleep(self._more_s)
+        super().copy(direction, source, target, alone=alone)
+
+
+def test_from_where_a_size_is_sure_twins_copy_it_and_what_is_hopeless_is_left_out(monkeypatch):
+    quick, slow, twin = Counting(), Counting(9), Counting()
+    monkeypatch.setattr(timing, "SURE_BYTES", 4 * quick.host_pool.page_bytes)
+    table = measure(
+        {"quick": quick, "slow": slow},  # pyright: ignore[reportArgumentType]
+        {"quick": twin, "slow": twin},  # pyright: ignore[reportArgumentType]
+        repeats=1,
+    )
+    assert twin.pages == {4}
+    assert (quick.pages, slow.pages) == ({1, 4, 13}, {1, 4})
+    for case, timed in table.items():
+        assert [each.pages for each in timed] == [1, 4, 13][: 2 if case.backend == "slow" else 3]
+
+
+class SlowTwin(Sleeper):
+    """Its second copy takes 0.3 s, in the middle of which Ctrl-C comes."""
+
+    def copy(self, direction, source, target, *, alone=False) -> None:
+        is_second = len(self._others) == 1
+        self._mine.append(direction)
+        self._others.append(direction)
+        if is_second:
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.2)
+        self._mine.pop()
+
+
+def test_ctrl_c_waits_for_the_copy_of_a_twin():
+    inside: list[str] = []
+    begun: list[str] = []
+    twin, lists = SlowTwin(begun, inside), (((0, 1),), ((0, 1),))
+
+    def measure_beside_it() -> None:
+        with _copying(twin, "d2h", lists):  # pyright: ignore[reportArgumentType]
+            while len(begun) < 2:
+                time.sleep(0.001)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_beside_it()
+    assert inside == []
+    assert not [each for each in threading.enumerate() if each.name == "other way"]
+
+
+def test_ctrl_c_while_a_twin_is_started_leaves_nothing_that_copies(monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    inside: list[str] = []
+    twin, lists = Sleeper([], inside), (((0, 1),), ((0, 1),))
+    with pytest.raises(KeyboardInterrupt), _copying(twin, "d2h", lists):  # pyright: ignore[reportArgumentType]
+        pass
+    assert not [each for each in threading.enumerate() if each.name == "other way"]
+
+
+def test_the_last_two_sizes_lie_so_far_apart_that_their_slope_says_something():
+    backend = Sleeper([], [])
+    page_bytes = backend.host_pool.page_bytes
+    for most, sizes in ((1, [1]), (2, [1, 2]), (5, [1, 5]), (6, [1, 4, 6]), (99, [1, 4, 13])):
+        table = measure({"x": backend}, repeats=1, measured_bytes=most * page_bytes)  # pyright: ignore[reportArgumentType]
+        assert [each.pages for each in table[Case("x", "d2h", "idle")]] == sizes
 
 
 # The link, as the engine sees it ----------------------------------------------------------------
