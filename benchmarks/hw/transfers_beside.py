@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from transfers_bench import DIRECTIONS, Bench, timed_us
@@ -54,9 +55,7 @@ def layerwise(bench: Bench, tokens: int) -> list[dict]:
         stream.synchronize()
 
     rows = []
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with ThreadPoolExecutor(1) as worker:
+    with ThreadPoolExecutor(1) as worker, _switching_as_in_a_run():
         for name, backend in bench.backends.items():
 
             def load_only(backend=backend) -> None:
@@ -88,8 +87,18 @@ def layerwise(bench: Bench, tokens: int) -> list[dict]:
                 hidden = (load_us + compute_us - both_us) / min(load_us, compute_us)
                 row = {"backend": name, "tokens": tokens, "load": load_us, "compute": compute_us}
                 rows.append(row | {"both": both_us, "hidden": hidden})
-    sys.setswitchinterval(before_s)
     return rows
+
+
+@contextmanager
+def _switching_as_in_a_run() -> Iterator[None]:
+    """Threads that wait for the interpreter's lock ask for it as soon as in `hicache run`."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def duplex(bench: Bench) -> list[dict]:

@@ -74,49 +74,41 @@ def test_fio_takes_these_options(tmp_path: Path, setting: Setting) -> None:
     assert path.stat().st_size == FILE_BYTES
 
 
-@pytest.mark.extended
-def test_the_benchmark_measures_every_row_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    folder = tmp_path / "disk"
+def smoke(tmp_path: Path, *options: str) -> tuple[dict, str]:
+    """A short run, which leaves nothing behind: its result, and what it printed."""
+    out, folder = tmp_path / "out.json", tmp_path / "disk"
     folder.mkdir()
     benchmark = ROOT / "benchmarks/hw/l3_file.py"
-    options = "--smoke", "--folder", folder, "--out", out, "--fio", "no-fio"
     done = subprocess.run(
-        [sys.executable, benchmark, *options],
+        [
+            sys.executable, benchmark, "--smoke", *options,
+            "--folder", folder, "--out", out, "--fio", "no-fio",
+        ],
         capture_output=True,
         text=True,
         timeout=150,
         check=True,
-    )
+    )  # fmt: skip
     assert done.stderr == ""
-    assert "HOLDS" not in done.stdout
-    assert "MISSED" not in done.stdout, "a smoke run judges nothing"
-    result = json.loads(out.read_text())
+    assert list(folder.iterdir()) == []
+    return json.loads(out.read_text()), done.stdout
+
+
+@pytest.mark.extended
+def test_the_benchmark_measures_every_row_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    result, printed = smoke(tmp_path)
+    assert "HOLDS" not in printed
+    assert "MISSED" not in printed, "a smoke run judges nothing"
     assert len(result["rows"]) + len(result["skipped"]) == 54
     assert {row["backend"] for row in result["rows"]} >= {"pread"}
     assert all(row["gib_s"] > 0 and row["loop_gib_s"] > 0 for row in result["rows"])
     for line in result["skipped"]:
         assert "cannot be used" in line or "O_DIRECT" in line
-    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.extended
 def test_sizes_of_operations_are_measured_beside_a_loop_without_an_end(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    benchmark = ROOT / "benchmarks/hw/l3_file.py"
-    options = "--smoke", "--sizes", "4,8", "--folder", folder, "--out", out, "--fio", "no-fio"
-    done = subprocess.run(
-        [sys.executable, benchmark, *options],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=True,
-    )
-    assert done.stderr == ""
-    rows = json.loads(out.read_text())["rows"]
+    rows = smoke(tmp_path, "--sizes", "4,8")[0]["rows"]
     assert sorted(row["block"] for row in rows) == [64 << 10, 144 << 10, 1 << 20, 4 << 20]
     assert all(set(row["gib_s"]) == {"steady", "4M", "8M"} for row in rows)
     assert all(rate > 0 for row in rows for rate in row["gib_s"].values())
-    assert list(folder.iterdir()) == []

@@ -6,7 +6,9 @@ import torch
 
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool, KvLayout
+from hw.transfers.auto import BACKENDS
 from hw.transfers.lists import expand
+from hw.transfers.timing import Case, Timed
 
 DEVICE_PAGES, HOST_PAGES = 13, 17
 
@@ -83,3 +85,13 @@ def check_copy(backend, direction: str, lists: tuple[PageRuns, PageRuns]) -> Non
     for pool, wanted in ((device_pool, device), (host_pool, host)):
         for found, right in zip(pieces(pool), wanted, strict=True):
             assert torch.equal(found, right)
+
+
+def equal_table() -> dict[Case, list[Timed]]:
+    """Every back-end takes the same time for everything."""
+    return {
+        Case(name, direction, busy): [Timed(1, 100, 100), Timed(8, 800, 800)]
+        for name in BACKENDS
+        for direction in ("h2d", "d2h")
+        for busy in ("idle", "busy")
+    }
