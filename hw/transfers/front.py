@@ -1,7 +1,7 @@
 """One copy by one call into C: cutting the lists, enqueueing, waiting.
 
     Python                                   C (front.c)
-    read(lists)      lock of the interpreter kept     lists -> columns, extents
+    read(lists)      lock of the interpreter kept     lists -> runs, extents
     run(plan)        let go of                        enqueue all, wait, take the device's time
     copy(lists)      first kept, then let go of       both, by a plan that is given or remembered
 
@@ -18,8 +18,8 @@ ten of the 185 that 9 MiB take to cross the link, twenty where pages are small. 
 
 No kernel is waited for where half a page goes by rows at the open end. Pieces under 32 KiB are slow
 by rows: there the last scatter is a small one, as the first gather is.
-The library is made by `scripts/compile_loop.py` (of `make compiled`), under a name that holds a
-hash of its source. It is never in the way: where there is none, or HICACHE_COMPILED is 0, and for
+The library is made by `scripts/compile_loop.py` (of `make compiled`); `hw.native_code` says under
+what name. It is never in the way: where there is none, or HICACHE_COMPILED is 0, and for
 what it refuses (kernels that are not compiled yet, pages shorter than a DMA, batches of pieces,
 layers one by one), Python's back-ends do the same. Refuses to say what is wrong with lists.
 """

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import runpy
 import subprocess
 import sys
-import sysconfig
 import textwrap
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +21,6 @@ from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, make_pools,
 
 from hicache.errors import TransferError
 from hw.pools import DevicePool, HostPool, KvLayout
-from hw.transfers import front_native
 from hw.transfers.auto import Auto
 from hw.transfers.direct import Direct
 from hw.transfers.front import Front
@@ -230,23 +227,6 @@ def test_numbers_of_any_size_are_read_as_they_are(any_library):
         extent = (ctypes.c_int64 * 3).from_address(front.ground.extent)
         assert list(extent) == [first, first + 1, 1]
     host.close()
-
-
-def test_headers_of_another_python_are_not_taken(tmp_path, monkeypatch, library):
-    script = runpy.run_path(str(REPOSITORY / "scripts/compile_loop.py"))
-    (tmp_path / "Python.h").write_text("#error another one's\n")
-    monkeypatch.setenv("CPATH", str(tmp_path))
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "none"))
-    made = tmp_path / "front.so"
-    script["make"](front_native.SOURCE, made, front_native.open_library)
-    assert made.exists()
-
-
-def test_each_python_has_a_library_of_its_own(monkeypatch):
-    mine = front_native.library_path()
-    names = {"SOABI": "cpython-313t-x86_64-linux-gnu"}  # of another layout than 3.13 without t
-    monkeypatch.setattr(sysconfig, "get_config_var", names.get)
-    assert front_native.library_path() != mine
 
 
 @given(
