@@ -17,7 +17,7 @@ enum { ROWS, STAGED, ZERO_COPY };
 enum { BUFFERS = 4, ARGUMENTS = 13 };
 /* The device begins with a batch when the driver has taken all of it: small ones, the first most. */
 enum { FIRST_PIECES = 8, PIECES = 64 };
-enum { NO_MEMORY = -2 }; /* beside NOT_MINE */
+enum { NO_MEMORY = -2, NO_ROOM = -3 }; /* beside NOT_MINE */
 enum { REMEMBERED = 1024 }; /* sizes and cuts recur */
 enum { HOST = 1, DEVICE = 2, IN_ORDER = 1 }; /* CU_MEMORYTYPE_*; the source is read in order */
 
@@ -463,15 +463,16 @@ static int enqueue(struct front *f, const struct plan *p, int direction) {
     return launch(f, &p->kernel[direction], f->host_address, 0, f->pages, 0, f->layers, f->queue);
 }
 
-/* Copy what was read last, and wait. 0; NOT_MINE before anything was enqueued; NO_MEMORY or the
- * driver's error at any time: then what was enqueued must still be waited for.
+/* Copy what was read last, and wait. 0; before anything was enqueued NOT_MINE, or NO_ROOM for the
+ * page lists: then again with more; NO_MEMORY or the driver's error at any time: then what was
+ * enqueued must still be waited for.
  */
 int front_run(struct front *f, const struct plan *p, int direction) {
     int has_kernel = !is_all_rows(f, p);
-    if (has_kernel && (!p->kernel[direction].function || 2 * f->pages > f->list_room))
-        return NOT_MINE;
+    f->plan = p, f->device_ns = 0;
+    if (has_kernel && !p->kernel[direction].function) return NOT_MINE;
     if (has_kernel && p->way == STAGED && !p->work_address) return NOT_MINE;
-    f->device_ns = 0;
+    if (has_kernel && 2 * f->pages > f->list_room) return NO_ROOM;
     if (!f->pages) return 0;
     float time_ms = 0;
     PASS(record(f, f->begin, f->queue));
@@ -510,7 +511,6 @@ int front_copy(struct front *f, object *device, object *host, const struct plan 
             plan = known->plan;
     }
     if (!plan) return NOT_MINE;
-    f->plan = plan;
     void *kept = PyEval_SaveThread();
     int code = front_run(f, plan, direction);
     PyEval_RestoreThread(kept);

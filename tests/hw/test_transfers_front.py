@@ -306,6 +306,43 @@ class Alike(Direct):
         self.settled += 1
 
 
+@pytest.mark.parametrize("way", ["staged", "zero_copy"])
+def test_the_first_copy_at_once_makes_room_for_its_lists(library, way):
+    rig = Rig(library, LAYOUT, way)
+    assert rig.front.ground.list_room == 0
+    rig.check("h2d", random_lists(1, 9), at_once=True)
+    assert rig.front.ground.list_room >= 18
+
+
+@pytest.mark.parametrize("how", ["alone", "by auto"])
+def test_lists_are_read_once_before_python_copies_what_has_no_kernel(library, monkeypatch, how):
+    rig = Rig(library, LAYOUT, "staged", missing=True)
+    backend = Alike(rig, "x")
+    backend.plan = rig.plan
+    times = [Timed(1, 5, 5), Timed(13, 13 * 5, 13 * 5)]
+    table = {
+        Case("x", direction, busy): times
+        for direction in ("h2d", "d2h")
+        for busy in ("idle", "busy")
+    }
+    copier = Auto({"x": backend}, table) if how == "by auto" else backend  # pyright: ignore[reportArgumentType]
+    device, host = LISTS["fragmented"]
+    copier.copy("h2d", host, device, alone=True)  # pins L2
+    if isinstance(copier, Auto):
+        copier._is_pinned = True
+    monkeypatch.setattr(rig.front, "read", None)  # `Front.copy` has
+    wanted = [part.clone() for part in pieces(rig.device)]
+    for part in pieces(rig.device):
+        part.zero_()
+    copier.copy("h2d", host, device, alone=True)
+    pages = torch.from_numpy(expand(device))
+    for part, found in zip(wanted, pieces(rig.device), strict=True):
+        assert torch.equal(part[:, pages], found[:, pages])
+    assert rig.driver.calls == 0
+    with pytest.raises(TransferError, match="1 pages of L1 against 2 of L2"):
+        copier.copy("h2d", ((0, 2),), ((0, 1),), alone=True)
+
+
 def test_auto_copies_again_by_one_call_what_it_has_picked(library, monkeypatch):
     rig = Rig(library, LAYOUT, "rows")
     table = {
