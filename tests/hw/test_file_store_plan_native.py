@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from file_store_helpers import content, runs
-from test_file_store_native import PAGE, made, open_store, use_it
+from native_stores import PAGE, made, open_store, use_it
 
 from hicache.operations import PageRuns
 from hw.storage import plan_native

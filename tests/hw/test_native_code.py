@@ -1,18 +1,24 @@
-"""What a compiled library is made of: its name says so, and no other Python's headers are in it."""
+"""What a compiled library is made of, when it is made, and when it is used: its name says of which
+sources, and no other Python's headers are in it.
+"""
 
 from __future__ import annotations
 
 import runpy
 import shutil
 import sysconfig
+from pathlib import Path
 
 import pytest
 from file_store_helpers import ROOT
-from native_calls import compiled_loop
+from native_calls import compile_to, compiled_loop
+from native_stores import compiled, made
 
 from hw import native_code
 from hw.storage import native, plan_native
 from hw.transfers import front_native
+
+__all__ = ["compiled", "made"]
 
 OF_PYTHON = pytest.mark.parametrize("module", [plan_native, front_native], ids=["plan", "front"])
 
@@ -65,3 +71,52 @@ def test_headers_of_headers_count_and_one_that_is_missing_is_said(tmp_path, caps
     monkeypatch.delenv("HICACHE_COMPILED", raising=False)
     assert native_code.loaded("it", lambda: native_code.path_of(source), lambda path: path) is None
     assert "it does not load" in capsys.readouterr().err
+
+
+def test_the_library_is_made_once_and_again_for_another_source(compiled, tmp_path, monkeypatch):
+    folder = tmp_path / "a" / "b"
+    assert "loop for L3 files: made" in compile_to(folder).stdout
+    assert "up to date" in compile_to(folder).stdout
+    modules = native, plan_native, front_native
+    assert set(folder.iterdir()) == {module.library_path(folder) for module in modules}
+    changed = tmp_path / "loop.c"
+    changed.write_text(native.SOURCE.read_text() + "\n")
+    monkeypatch.setattr(native, "SOURCE", changed)
+    assert not native.library_path(folder).exists()
+
+
+def test_without_a_compiler_that_works_one_line_says_so(tmp_path):
+    compiler = tmp_path / "broken-cc"
+    compiler.write_text("#!/bin/sh\necho 'error: broken' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    done = compile_to(tmp_path / "made", CC=str(compiler))
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "No compiled loop for L3 files: the C compiler fails: error: broken. Small pages are read "
+        "more slowly.",
+        "No compiled plan for L3 files: the C compiler fails: error: broken. Reads of many small "
+        "pages begin later.",
+        "No compiled front of copies: the C compiler fails: error: broken. Small copies take "
+        "longer.",
+    ]
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_it_is_used_where_it_is_and_never_in_the_way(compiled, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "loop.so"
+    monkeypatch.setattr(native, "library_path", lambda: path)
+    monkeypatch.setenv("HICACHE_COMPILED", "1")
+    asked = native.library.__wrapped__
+    assert asked() is None
+    path.write_bytes(b"no library")
+    assert asked() is None
+    assert capsys.readouterr().err.count("the compiled loop does not load") == 1
+    path.write_bytes(Path(compiled._name).read_bytes())
+    monkeypatch.setenv("HICACHE_COMPILED", "0")
+    assert asked() is None
+    monkeypatch.delenv("HICACHE_COMPILED")
+    # A file that once failed to load may be remembered as such: another name is another file.
+    fresh = path.rename(tmp_path / "fresh.so")
+    monkeypatch.setattr(native, "library_path", lambda: fresh)
+    assert asked() is not None
