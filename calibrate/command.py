@@ -21,7 +21,7 @@ from math import inf
 
 from calibrate.build import Built, Told, build_profile, misfits
 from calibrate.gpu_fit import Graphs
-from calibrate.into import check_parts, of_these, other_machine, renew
+from calibrate.into import Renewed, check_parts, of_these, other_machine, renew
 from calibrate.journal import Journal
 from calibrate.kit import PROBES, Kit, Options, make_kit
 from calibrate.machine import host_memory_bytes, momentary, of_all_sessions
@@ -64,9 +64,12 @@ def run_calibration(options: Options) -> int:
         told = _measurement(options, kit, measured, began, journal)
         kept: tuple[str, ...] = ()
         if options.into:
-            built, kept = _renewed(options, kit, base, measured, told)
+            renewed = _renewed(options, kit, base, measured, told)
+            built, kept = Built(renewed.profile, ()), renewed.kept
+            said = of_these(_measurement_of(built.profile), renewed.measured)
         else:
             built = assemble(options, kit, base, measured, told)
+            said = _measurement_of(built.profile)
         write_profile(built.profile, options.out)
         if options.report:
             from calibrate.plot_files import write_plots
@@ -77,7 +80,7 @@ def run_calibration(options: Options) -> int:
         else:
             facts = momentary(kit.machine.facts)
             journal.end_session(_text(began), measured.duration_s, facts)
-    _say(built, options, measured)
+    _say(built, said, options, measured)
     for probe in kept:
         print(f"warning: {probe}: as it was in {options.into}", file=sys.stderr)
     return stopping.code if measured.interrupted else 0
@@ -116,15 +119,19 @@ def assemble(
 
 def _renewed(
     options: Options, kit: Kit, profile: Profile, measured: Measured, told_of: Measurement
-) -> tuple[Built, tuple[str, ...]]:
-    """`profile` with what was measured, and the probes whose parts stayed as they were."""
-    made = renew(
+) -> Renewed:
+    """`profile` with what was measured."""
+    return renew(
         profile, measured, {each.name: list(each.describe()) for each in kit.probes},
         told_of, kit.geometry, _memory(options, kit, profile),
         kit.graphs() if measured.samples("steps.prefill") else Graphs(),
         name=options.name or _stem(options.out),
     )  # fmt: skip
-    return Built(made.profile, ()), made.kept
+
+
+def _measurement_of(profile: Profile) -> Measurement:
+    assert profile.measurement is not None
+    return profile.measurement
 
 
 def _memory(options: Options, kit: Kit, base: Profile) -> Memory:
@@ -264,13 +271,9 @@ def _free_bytes(disk: str | None) -> int:
     return shutil.disk_usage(disk or tempfile.gettempdir()).free
 
 
-def _say(built: Built, options: Options, measured: Measured) -> None:
-    """What a person wants to know at the end."""
+def _say(built: Built, measurement: Measurement, options: Options, measured: Measured) -> None:
+    """What a person wants to know at the end. `measurement`: what is new of it."""
     profile = built.profile
-    measurement = profile.measurement
-    assert measurement is not None
-    if options.into:  # of the rest there is nothing new
-        measurement = of_these(measurement, measured.series)
     for fit in measurement.fits:
         error = "-"
         if fit.median_error_permille is not None:

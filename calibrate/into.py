@@ -45,10 +45,14 @@ _MACHINE = ("gpu", "cpu")
 
 
 class Renewed(NamedTuple):
-    """A profile with parts measured anew, and the probes whose parts stayed as they were."""
+    """A profile with parts measured anew, and the probes whose parts stayed as they were.
+
+    `measured`: the keys of the series that are not the old ones.
+    """
 
     profile: Profile
     kept: tuple[str, ...]
+    measured: frozenset[str]
 
 
 def check_parts(only: Sequence[str]) -> None:
@@ -113,7 +117,11 @@ def renew(
         fits=(*(each for each in kept.fits if not set(each.series) & gone), *fresh),
     )
     profile = msgspec.structs.replace(profile, name=name, measurement=measurement)
-    return Renewed(profile, tuple(probe for probe in series_of if probe not in taken))
+    return Renewed(
+        profile,
+        tuple(probe for probe in series_of if probe not in taken),
+        frozenset(gone & measured.series.keys()),
+    )
 
 
 def other_machine(profile: Profile, facts: Mapping[str, str]) -> str:

@@ -107,9 +107,10 @@ class MachineOptions(msgspec.Struct, frozen=True):
     # The name of a profile or the path of a profile's JSON file.
     profile: str = "nvidia-h200"
     # How pages move between L1 and L2. "backend": as the back-end of hw.transfers was measured,
-    # whole operations. "staged": gathered on the GPU, one DMA. "kernel": GPU threads read and write
-    # pinned memory. "dma": one memory copy for each run of pages. "auto": "backend" where the
-    # profile has it, else "staged".
+    # whole operations. "staged": gathered on the GPU, one DMA, and by the CPU where pages lie apart
+    # in L2, which hw.transfers "staged" does not. "kernel": GPU threads read and write pinned
+    # memory. "dma": one memory copy for each run of pages. "auto": "backend" where the profile has
+    # it, else "staged".
     transfer_mode: TransferMode = "auto"
     # How pages lie in L2 (`scenario.host_layout`): differences in cost.
     host_layout: HostLayout = "page_major"
@@ -183,7 +184,8 @@ class HwOptions(msgspec.Struct, frozen=True):
     compute: Literal["model", "synthetic"] = "model"
     # A folder with weights (safetensors); "": random ones, from the seed. Absolute once loaded.
     weights: str = ""
-    # How pages move between L1 and L2; "auto" times them and picks.
+    # How pages move between L1 and L2; "auto" times them and picks. machine.transfer_mode "staged"
+    # is another way than the "staged" here.
     transfers: Literal["auto", "staged", "zero_copy", "direct"] = "auto"
     # How the L3 file is read and written.
     l3_backend: Literal["auto", "pread", "direct", "io_uring", "io_uring_cached"] = "pread"

@@ -20,7 +20,7 @@ from scenario.presets import preset_warnings
 from scenario.ranks import rank_geometry
 from scenario.records import Scenario, TierOptions, field_names
 from scenario.sizes import Size, bytes_text
-from scenario.transfer_mode import chosen_mode
+from scenario.transfer_mode import ALIKE, chosen_mode
 
 if TYPE_CHECKING:
     from scenario.profile import PcieProfile
@@ -151,21 +151,36 @@ def _meets_nothing(scenario: Scenario, options: EngineOptions) -> list[str]:
 
 
 def left_to_hardware(scenario: Scenario, pcie: PcieProfile) -> list[str]:
-    """One sentence on the options of `hw` that were set, for a simulation: it has no use for them.
-    No mistake, since a scenario is meant to be run both ways. `pcie`: the machine's link.
+    """On the options of `hw` that were set, for a simulation, one sentence: it has no use for them.
+    No mistake, since a scenario is meant to be run both ways. And one on copies that are simulated
+    in another way than a run's are made and were measured. `pcie`: the machine's link.
     """
     usual = preset_values(scenario.preset)
+    apart = _other_copies(scenario, pcie)
     mode = chosen_mode(pcie, scenario.machine.transfer_mode, scenario.hw.transfers)
     simulated = mode == "backend" and scenario.mode == "timed"
     keys = [
         key
         for key in (f"hw.{name}" for name in field_names(type(scenario.hw)))
         if getattr(scenario.hw, key.removeprefix("hw.")) != usual[key]
-        and not (key == "hw.transfers" and simulated)
+        and not (key == "hw.transfers" and (simulated or apart))
     ]
     if not keys:
+        return apart
+    return [f"{', '.join(keys)}: for hicache run alone, a simulation is the same without", *apart]
+
+
+def _other_copies(scenario: Scenario, pcie: PcieProfile) -> list[str]:
+    mode, named = scenario.machine.transfer_mode, scenario.hw.transfers
+    if scenario.mode == "untimed" or scenario.tiers.l2.is_zero or mode in ("auto", "backend"):
         return []
-    return [f"{', '.join(keys)}: for hicache run alone, a simulation is the same without"]
+    if named in ("auto", ALIKE.get(mode)) or getattr(pcie.backends, named, None) is None:
+        return []
+    how = ", in which a CPU gathers pages that lie apart in L2" if mode == "staged" else ""
+    return [
+        f'machine.transfer_mode is "{mode}"{how}: copies of hw.transfers "{named}" are others; as '
+        'they were measured, "auto" simulates them'
+    ]
 
 
 def layout_warnings(scenario: Scenario, pcie: PcieProfile) -> list[str]:

@@ -7,12 +7,17 @@ link alone. Refuses to know what a copy takes: that is `sim.pcie`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from scenario.profile import PcieProfile
 
 TransferMode = Literal["auto", "backend", "staged", "kernel", "dma"]
+ALIKE: Final[Mapping[TransferMode, str]] = {"kernel": "zero_copy", "dma": "direct"}
+"""By mode, the back-end of `hw.transfers` that moves pages in this way. "staged" is none's way,
+not even that of the one so called: in it a CPU gathers pages that lie apart in L2.
+"""
 
 
 def chosen_mode(profile: PcieProfile, mode: TransferMode, transfers: str) -> TransferMode:

@@ -5,20 +5,12 @@
  *     pages   |-2-|----5------|
  *     rows    |-2-|-2---|--3--|      consecutive in both; cut again where they are large
  */
-#include <stddef.h>
-#include <stdint.h>
+#include "../page_runs.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-/* Of Python's stable interface; no header of one version is needed for these. */
-typedef struct _object object;
-extern ptrdiff_t PyTuple_Size(object *);
-extern object *PyTuple_GetItem(object *, ptrdiff_t);
-extern long long PyLong_AsLongLong(object *);
-extern object *PyErr_Occurred(void);
-extern void PyErr_Clear(void);
-
-enum { NOT_MINE = -1, UNEQUAL = -2, NO_ROOM = -3 };
+enum { UNEQUAL = -2, NO_ROOM = -3 }; /* beside NOT_MINE */
 enum { MOST_AT_ONCE = 256 };
 
 struct shape {
@@ -31,27 +23,6 @@ struct rows {
     int64_t (*made)[3]; /* position in the file, offset in the memory region, size */
     int64_t count, room, most_bytes;
 };
-
-static int read_number(object *number, int64_t *to) {
-    *to = PyLong_AsLongLong(number);
-    return *to >= 0; /* -1 is also how it says that this is no number */
-}
-
-/* Runs `at` to `end` of a list into `runs`. How many pages there are, or NOT_MINE. */
-static int64_t read_runs(object *list, int64_t at, int64_t end, int64_t capacity,
-                         int64_t (*runs)[2]) {
-    int64_t total = 0;
-    for (; at < end; at++, runs++) {
-        object *run = PyTuple_GetItem(list, at);
-        if (!run || PyTuple_Size(run) != 2) return NOT_MINE;
-        int64_t *first = &(*runs)[0], *count = &(*runs)[1];
-        if (!read_number(PyTuple_GetItem(run, 0), first)) return NOT_MINE;
-        if (!read_number(PyTuple_GetItem(run, 1), count)) return NOT_MINE;
-        if (*first > capacity || *count > capacity - *first) return NOT_MINE;
-        total += *count;
-    }
-    return total;
-}
 
 /* One extent, in requests. Returns whether there was room. */
 static int add(struct rows *rows, int64_t position, int64_t memory, int64_t size) {
@@ -66,22 +37,22 @@ static int add(struct rows *rows, int64_t position, int64_t memory, int64_t size
 }
 
 /* Two lists of the same number of pages. */
-static int64_t pair(int64_t (*slots)[2], int64_t (*pages)[2], int64_t total, int64_t page_bytes,
+static int64_t pair(struct run *slots, struct run *pages, int64_t total, int64_t page_bytes,
                     struct rows *rows) {
     int64_t position = 0, memory = 0, size = 0;
     while (total) {
-        if (!(*slots)[1]) slots++;
-        else if (!(*pages)[1]) pages++;
+        if (!slots->count) slots++;
+        else if (!pages->count) pages++;
         else {
-            int64_t count = (*slots)[1] < (*pages)[1] ? (*slots)[1] : (*pages)[1];
-            int64_t from = (*slots)[0] * page_bytes, to = (*pages)[0] * page_bytes;
+            int64_t count = slots->count < pages->count ? slots->count : pages->count;
+            int64_t from = slots->first * page_bytes, to = pages->first * page_bytes;
             if (from != position + size || to != memory + size) {
                 if (!add(rows, position, memory, size)) return NO_ROOM;
                 position = from, memory = to, size = 0;
             }
             size += count * page_bytes, total -= count;
-            (*slots)[0] += count, (*slots)[1] -= count;
-            (*pages)[0] += count, (*pages)[1] -= count;
+            slots->first += count, slots->count -= count;
+            pages->first += count, pages->count -= count;
         }
     }
     return add(rows, position, memory, size) ? rows->count : NO_ROOM;
@@ -114,20 +85,20 @@ static int64_t request_size(const struct shape *shape, int64_t total_bytes) {
 int64_t plan(const struct shape *shape, object *slots, object *pages, int64_t at,
              int64_t slots_end, int64_t pages_end, int64_t last_bytes, int64_t (*made)[3],
              int64_t room) {
-    int64_t slot_runs = slots_end - at, page_runs = pages_end - at, answer = NOT_MINE;
-    int64_t(*runs)[2] = malloc((slot_runs + page_runs + 1) * sizeof *runs);
+    int64_t slot_runs = slots_end - at, page_runs = pages_end - at, kept, answer = NOT_MINE;
+    struct run *runs = malloc((slot_runs + page_runs + 1) * sizeof *runs);
     if (!runs) return NOT_MINE;
-    int64_t total = read_runs(slots, at, slots_end, shape->slots, runs), as_pages = NOT_MINE;
-    if (total >= 0) as_pages = read_runs(pages, at, pages_end, shape->pages, runs + slot_runs);
+    struct run *others = runs + slot_runs;
+    int64_t total = read_runs(slots, at, slots_end, shape->slots, runs, &kept), as_pages = NOT_MINE;
+    if (total >= 0) as_pages = read_runs(pages, at, pages_end, shape->pages, others, &kept);
     if (as_pages >= 0 && total != as_pages) {
         answer = UNEQUAL;
     } else if (as_pages >= 0) {
         int64_t most_bytes = request_size(shape, total * shape->page_bytes);
         struct rows rows = {made, 0, room, most_bytes};
-        answer = pair(runs, runs + slot_runs, total, shape->page_bytes, &rows);
+        answer = pair(runs, others, total, shape->page_bytes, &rows);
         if (answer > 0 && last_bytes) answer = taper(shape, &rows, last_bytes);
     }
-    if (PyErr_Occurred()) PyErr_Clear();
     free(runs);
     return answer;
 }

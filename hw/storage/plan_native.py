@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from hicache.operations import PageRuns
-from hw.native_code import FOLDER, loaded, path_of
+from hw.native_code import FOLDER, loaded, path_of, python_abi
 from hw.storage.plan import ROUND_BYTES, SMALLEST_REQUEST_BYTES, Requests
 
 SOURCE = Path(__file__).with_name("plan.c")
@@ -42,8 +42,8 @@ class Shape(ctypes.Structure):
 
 
 def library_path(folder: Path = FOLDER) -> Path:
-    """Where the library of this very source is, or would be."""
-    return path_of(SOURCE, folder)
+    """Where the library of these very sources, for this Python, is or would be."""
+    return path_of(SOURCE, folder, python_abi())
 
 
 def open_library(path: Path) -> ctypes.PyDLL:

@@ -109,7 +109,9 @@ class Auto:
                         device_ns = self._copy_again(front, direction, device, host, other)
                         if device_ns is not None:
                             return Copied(device_ns, 0)
-                    found = front.read(device, host)
+                        found = front.found()
+                    else:
+                        found = front.read(device, host)
                     if found is not None and found[0]:  # pages
                         self.picked = self.pick_of(direction, *found, other)
                         backend = self.candidates[self.picked]

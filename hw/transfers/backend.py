@@ -92,7 +92,7 @@ class TransferBackend(ABC):
                         raise
                     if device_ns is not None:
                         return Copied(device_ns, 0)
-                if front.read(device, host) is not None:
+                elif front.read(device, host) is not None:
                     copied = self.copy_at_once(direction, host, inputs, alone=alone)
                     if copied is not None:
                         return copied

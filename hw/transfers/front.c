@@ -1,51 +1,23 @@
 /* One copy between L1 and L2, from the page lists to the last wait, without Python in between:
  * what `front.py` drives, and where it says what is moved how. Made by scripts/compile_loop.py.
  *
- *     front_read(lists)  with the interpreter's lock: (first, pages) pairs become columns
+ *     front_read(lists)  with the interpreter's lock: see page_runs.h
  *     front_run(plan)    without: enqueue everything, wait, take the device's time
  *     front_copy         both, by a plan that is given, or that is remembered for such lists
  *
  * Two streams: `queue` has the DMAs, `side` the kernels that run beside them. Calls go through the
  * driver's functions as they are given, so that tests can stand in for a device.
  */
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
+#include "../page_runs.h"
 
-#if __has_include(<Python.h>) && !defined(STABLE_INTERFACE) /* of the Python that it is made for */
-#include <Python.h>
-typedef PyObject object;
-static inline ptrdiff_t length(object *o) { return PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1; }
-static inline object *item(object *o, ptrdiff_t i) { return PyTuple_GET_ITEM(o, i); }
-static inline long long number(object *o) {
-#if PY_VERSION_HEX >= 0x030c0000
-    if (PyLong_CheckExact(o) && PyUnstable_Long_IsCompact((PyLongObject *)o))
-        return PyUnstable_Long_CompactValue((PyLongObject *)o);
-#else
-    if (PyLong_CheckExact(o) && Py_SIZE(o) == 1) return ((PyLongObject *)o)->ob_digit[0];
-#endif
-    return PyLong_AsLongLong(o);
-}
-#else /* the same by calls of its stable interface, which need no header: slower */
-typedef struct _object object;
-extern ptrdiff_t PyTuple_Size(object *);
-extern object *PyTuple_GetItem(object *, ptrdiff_t);
-extern long long PyLong_AsLongLong(object *);
-extern object *PyErr_Occurred(void);
-extern void PyErr_Clear(void);
-extern void *PyEval_SaveThread(void);
-extern void PyEval_RestoreThread(void *);
-#define length PyTuple_Size
-#define item PyTuple_GetItem
-#define number PyLong_AsLongLong
-#endif
+#include <stdlib.h>
 
 enum { H2D, D2H };
 enum { ROWS, STAGED, ZERO_COPY };
 enum { BUFFERS = 4, ARGUMENTS = 13 };
 /* The device begins with a batch when the driver has taken all of it: small ones, the first most. */
 enum { FIRST_PIECES = 8, PIECES = 64 };
-enum { NOT_MINE = -1, NO_MEMORY = -2 };
+enum { NO_MEMORY = -2, NO_ROOM = -3 }; /* beside NOT_MINE */
 enum { REMEMBERED = 1024 }; /* sizes and cuts recur */
 enum { HOST = 1, DEVICE = 2, IN_ORDER = 1 }; /* CU_MEMORYTYPE_*; the source is read in order */
 
@@ -128,7 +100,7 @@ struct front {
 
     /* This file's own. */
     int64_t room, runs[2];
-    int64_t *columns; /* device first, pages; host first, pages */
+    struct run *list; /* the device's, and from `room` on the host's */
     int64_t extent_room;
     int64_t (*extent)[3]; /* device, host, pages */
     int64_t piece_room;
@@ -141,35 +113,14 @@ int64_t front_size(void) { return sizeof(struct front); }
 int64_t front_plan_size(void) { return sizeof(struct plan); }
 
 void front_free(struct front *f) {
-    free(f->columns), free(f->extent), free(f->pieces), free(f->picks);
-    f->columns = NULL, f->extent = NULL, f->pieces = NULL, f->picks = NULL;
+    free(f->list), free(f->extent), free(f->pieces), free(f->picks);
+    f->list = NULL, f->extent = NULL, f->pieces = NULL, f->picks = NULL;
     f->room = f->extent_room = f->piece_room = 0;
 }
 
 /* ---- The lists ------------------------------------------------------------------------------ */
 
-static int64_t *column(struct front *f, int side, int which) {
-    return f->columns + (2 * side + which) * f->room;
-}
-
-/* Runs of pages from 0 up to `most`. How many pages there are, or NOT_MINE: what is no number is -1. */
-static int64_t read_side(struct front *f, int side, object *runs, int64_t most) {
-    int64_t total = 0, kept = 0;
-    int64_t *first = column(f, side, 0), *pages = column(f, side, 1);
-    ptrdiff_t count = length(runs);
-    for (ptrdiff_t i = 0; i < count; i++) {
-        object *run = item(runs, i);
-        if (length(run) != 2) return NOT_MINE;
-        int64_t start = number(item(run, 0)), size = number(item(run, 1));
-        if (size < 0 || (start == -1 && PyErr_Occurred())) return NOT_MINE;
-        if (!size) continue;
-        if (start < 0 || size > most || start > most - size) return NOT_MINE;
-        first[kept] = start, pages[kept++] = size;
-        total += size;
-    }
-    f->runs[side] = kept;
-    return total;
-}
+static struct run *list_of(struct front *f, int side) { return f->list + side * f->room; }
 
 static int find_extents(struct front *f) {
     /* Cuts are where a run begins, and at borders of pinned chunks: a run of L2 has one more of them
@@ -180,12 +131,12 @@ static int find_extents(struct front *f) {
         if (!more) return NO_MEMORY;
         f->extent = more, f->extent_room = most;
     }
-    const int64_t *host = column(f, 1, 0), *host_pages = column(f, 1, 1);
-    int64_t found = 0, second = 0, left = 0, next = 0, chunk = f->pages_per_chunk;
-    for (int64_t i = 0; i < f->runs[0]; i++) {
-        int64_t page = column(f, 0, 0)[i], count = column(f, 0, 1)[i];
+    const struct run *device = list_of(f, 0), *end = device + f->runs[0], *host = list_of(f, 1);
+    int64_t found = 0, second = 0, left = 0, chunk = f->pages_per_chunk;
+    for (; device < end; device++) {
+        int64_t page = device->first, count = device->count;
         while (count) {
-            if (!left) second = host[next], left = host_pages[next], next++;
+            if (!left) second = host->first, left = host->count, host++;
             int64_t step = count < left ? count : left, rest = chunk - second % chunk;
             if (step > rest) step = rest;
             int64_t *last = f->extent[found - (found > 0)];
@@ -204,26 +155,22 @@ static int find_extents(struct front *f) {
 
 /* Both lists, tuples of (first, pages). 0; or NOT_MINE, NO_MEMORY. Needs the interpreter's lock. */
 int front_read(struct front *f, object *device, object *host) {
-    ptrdiff_t counts[2] = {length(device), length(host)};
-    int code = counts[0] < 0 || counts[1] < 0 ? NOT_MINE : 0;
-    ptrdiff_t most = counts[0] > counts[1] ? counts[0] : counts[1];
-    if (!code && most > f->room) {
-        free(f->columns);
-        f->room = 2 * most;
-        f->columns = malloc(4 * f->room * sizeof *f->columns);
-        if (!f->columns) f->room = 0, code = NO_MEMORY;
-    }
+    int64_t counts[2] = {count_runs(device), count_runs(host)};
+    int64_t most = counts[0] > counts[1] ? counts[0] : counts[1];
     f->pages = f->extents = 0;
-    if (!code) {
-        int64_t here = read_side(f, 0, device, f->device_pages);
-        int64_t there = here < 0 ? NOT_MINE : read_side(f, 1, host, f->host_pages);
-        if (here != there || there < 0)
-            code = NOT_MINE;
-        else
-            f->pages = here;
+    if (counts[0] < 0 || counts[1] < 0) return NOT_MINE;
+    if (most > f->room) {
+        free(f->list);
+        f->room = 2 * most;
+        f->list = malloc(2 * f->room * sizeof *f->list);
+        if (!f->list) return f->room = 0, NO_MEMORY;
     }
-    if (PyErr_Occurred()) PyErr_Clear();
-    return code ? code : find_extents(f);
+    int64_t here = read_runs(device, 0, counts[0], f->device_pages, list_of(f, 0), &f->runs[0]);
+    if (here < 0) return NOT_MINE;
+    if (read_runs(host, 0, counts[1], f->host_pages, list_of(f, 1), &f->runs[1]) != here)
+        return NOT_MINE;
+    f->pages = here;
+    return find_extents(f);
 }
 
 /* ---- Calls ---------------------------------------------------------------------------------- */
@@ -336,8 +283,8 @@ static int upload(struct front *f, int sides, void *stream) {
     int32_t *list = (int32_t *)f->list_host;
     for (int side = 0; side < sides; side++)
         for (int64_t i = 0; i < f->runs[side]; i++) {
-            int64_t page = column(f, side, 0)[i], count = column(f, side, 1)[i];
-            while (count--) *list++ = page++;
+            struct run run = list_of(f, side)[i];
+            while (run.count--) *list++ = run.first++;
         }
     TRY(COPY, f->copy(f->list_device, f->list_host, 4 * sides * f->pages, stream));
     return 0;
@@ -380,7 +327,8 @@ static int dma(struct front *f, int direction, uint64_t buffer, int64_t first, i
     uint64_t *device = at[direction == D2H], *host = at[direction == H2D];
     int64_t found = 0, place = 0, last = -1, per = f->pages_per_chunk;
     for (int64_t i = 0; i < f->runs[1] && place < stop; i++) {
-        int64_t page = column(f, 1, 0)[i], end = place + column(f, 1, 1)[i];
+        struct run run = list_of(f, 1)[i];
+        int64_t page = run.first, end = place + run.count;
         int64_t begin = place < first ? first : place, until = end < stop ? end : stop;
         page += begin - place, place = end;
         while (begin < until) {
@@ -515,15 +463,16 @@ static int enqueue(struct front *f, const struct plan *p, int direction) {
     return launch(f, &p->kernel[direction], f->host_address, 0, f->pages, 0, f->layers, f->queue);
 }
 
-/* Copy what was read last, and wait. 0; NOT_MINE before anything was enqueued; NO_MEMORY or the
- * driver's error at any time: then what was enqueued must still be waited for.
+/* Copy what was read last, and wait. 0; before anything was enqueued NOT_MINE, or NO_ROOM for the
+ * page lists: then again with more; NO_MEMORY or the driver's error at any time: then what was
+ * enqueued must still be waited for.
  */
 int front_run(struct front *f, const struct plan *p, int direction) {
     int has_kernel = !is_all_rows(f, p);
-    if (has_kernel && (!p->kernel[direction].function || 2 * f->pages > f->list_room))
-        return NOT_MINE;
+    f->plan = p, f->device_ns = 0;
+    if (has_kernel && !p->kernel[direction].function) return NOT_MINE;
     if (has_kernel && p->way == STAGED && !p->work_address) return NOT_MINE;
-    f->device_ns = 0;
+    if (has_kernel && 2 * f->pages > f->list_room) return NO_ROOM;
     if (!f->pages) return 0;
     float time_ms = 0;
     PASS(record(f, f->begin, f->queue));
@@ -562,7 +511,6 @@ int front_copy(struct front *f, object *device, object *host, const struct plan 
             plan = known->plan;
     }
     if (!plan) return NOT_MINE;
-    f->plan = plan;
     void *kept = PyEval_SaveThread();
     int code = front_run(f, plan, direction);
     PyEval_RestoreThread(kept);

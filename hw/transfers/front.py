@@ -1,7 +1,7 @@
 """One copy by one call into C: cutting the lists, enqueueing, waiting.
 
     Python                                   C (front.c)
-    read(lists)      lock of the interpreter kept     lists -> columns, extents
+    read(lists)      lock of the interpreter kept     lists -> runs, extents
     run(plan)        let go of                        enqueue all, wait, take the device's time
     copy(lists)      first kept, then let go of       both, by a plan that is given or remembered
 
@@ -18,8 +18,8 @@ ten of the 185 that 9 MiB take to cross the link, twenty where pages are small. 
 
 No kernel is waited for where half a page goes by rows at the open end. Pieces under 32 KiB are slow
 by rows: there the last scatter is a small one, as the first gather is.
-The library is made by `scripts/compile_loop.py` (of `make compiled`), under a name that holds a
-hash of its source. It is never in the way: where there is none, or HICACHE_COMPILED is 0, and for
+The library is made by `scripts/compile_loop.py` (of `make compiled`); `hw.native_code` says under
+what name. It is never in the way: where there is none, or HICACHE_COMPILED is 0, and for
 what it refuses (kernels that are not compiled yet, pages shorter than a DMA, batches of pieces,
 layers one by one), Python's back-ends do the same. Refuses to say what is wrong with lists.
 """
@@ -46,6 +46,7 @@ _CALLS = (
     "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventRecord",
     "cuStreamWaitEvent", "cuEventSynchronize", "cuEventElapsedTime",
 )  # fmt: skip
+NOT_MINE, NO_ROOM = -1, -3  # of front.c
 # Rows so long cross at nine tenths of the link's speed, and half of such a page hides a scatter.
 ROW_BYTES, ROW_PAGE_BYTES = 32 << 10, 2 << 20
 
@@ -152,16 +153,19 @@ class Front:
         ground = self.ground
         return ground.pages, ground.extents
 
+    def found(self) -> tuple[int, int]:
+        """As `read`, of what was read last, by `copy` or there; no pages where it was refused."""
+        ground = self.ground
+        return ground.pages, ground.extents
+
     def run(self, plan: Plan, direction: Direction) -> int | None:
         """Copy what was read, and wait: the device's time in ns, or None where nothing was done.
 
         Raises TransferError if the device refuses; RuntimeError if it is lost.
         """
-        ground = self.ground
-        if plan.way and 2 * ground.pages > ground.list_room:
-            self._make_room(2 * ground.pages)
         self._calls.enter()
-        return self._told(self._run(self._at, plan.at, DIRECTIONS[direction]))
+        code = self._run(self._at, plan.at, DIRECTIONS[direction])
+        return self._told(code, direction) if code else self.ground.device_ns
 
     def copy(
         self,
@@ -172,25 +176,30 @@ class Front:
         *,
         busy: bool = False,
     ) -> int | None:
-        """`read` and `run` at once. Without a plan by what is remembered for such lists, None where
-        nothing is; busy: what the other direction is. Raises as `run`.
+        """`read` and `run` at once; None where either is. Without a plan by what is remembered for
+        such lists, None where nothing is; busy: what the other direction is. Raises as `run`.
         """
         self._calls.enter()
         at = None if plan is None else plan.at
-        return self._told(self._copy(self._at, device, host, at, DIRECTIONS[direction], busy))
+        code = self._copy(self._at, device, host, at, DIRECTIONS[direction], busy)
+        return self._told(code, direction) if code else self.ground.device_ns
 
     def remember(self, plan: Plan, direction: Direction, *, busy: bool) -> None:
         """What was read last, and lists of as many pages in as many extents, are for `plan`."""
         self._remember(self._at, plan.at, DIRECTIONS[direction], busy)
 
-    def _told(self, code: int) -> int | None:
+    def _told(self, code: int, direction: Direction) -> int | None:
+        ground = self.ground
+        if code == NO_ROOM:
+            self._make_room(2 * ground.pages)
+            code = self._run(self._at, ground.plan, DIRECTIONS[direction])
         if not code:
-            return self.ground.device_ns
-        if code == -1:
+            return ground.device_ns
+        if code == NOT_MINE:
             return None
         if code < 0:
             raise MemoryError("no memory for the page lists of a copy")
-        self._calls.refuse(_CALLS[self.ground.failed_call], code)
+        self._calls.refuse(_CALLS[ground.failed_call], code)
         raise AssertionError(code)
 
     def _make_room(self, room: int) -> None:

@@ -1,20 +1,18 @@
 """The compiled code of `front.py`: where it is, and the structures that it shares with Python.
 
-`scripts/compile_loop.py` (of `make compiled`) makes it into build/native, under a name that holds a
-hash of its source: an edited source is another library. Refuses to load one whose structures are
-not these.
+`scripts/compile_loop.py` (of `make compiled`) makes it into build/native. Refuses to load one whose
+structures are not these.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sysconfig
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hw.native_code import FOLDER, loaded, path_of
+from hw.native_code import FOLDER, loaded, path_of, python_abi
 
 if TYPE_CHECKING:
     from hw.transfers.driver import Direction
@@ -111,7 +109,7 @@ class Ground(ctypes.Structure):
         ("plan", ctypes.c_void_p),
         ("room", ctypes.c_int64),
         ("runs", ctypes.c_int64 * 2),
-        ("columns", ctypes.c_void_p),
+        ("list", ctypes.c_void_p),
         ("extent_room", ctypes.c_int64),
         ("extent", ctypes.c_void_p),
         ("piece_room", ctypes.c_int64),
@@ -121,8 +119,8 @@ class Ground(ctypes.Structure):
 
 
 def library_path(folder: Path = FOLDER) -> Path:
-    """Where the library of this very source, for this Python, is or would be."""
-    return path_of(SOURCE, folder, str(sysconfig.get_config_var("SOABI")))
+    """Where the library of these very sources, for this Python, is or would be."""
+    return path_of(SOURCE, folder, python_abi())
 
 
 class Library:

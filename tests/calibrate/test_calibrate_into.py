@@ -12,7 +12,7 @@ from stub_machine import GEOMETRY, GRAPHS, Truth, built_of, measure, probes_of
 from calibrate.__main__ import main
 from calibrate.into import PARTS, Renewed, other_machine, parts_measured, renew
 from calibrate.refit import refit
-from calibrate.session import Measured
+from calibrate.session import Measured, Session
 from scenario.measurement import Measurement
 from scenario.profile import Memory, Profile, Quantity, decode_profile, dump_profile, load_profile
 
@@ -146,6 +146,7 @@ def test_a_part_that_was_not_finished_stays(profile, tmp_path):
     assert measured.interrupted
     made = renewed(profile, measured, {"disk": list(probes[0].describe())})
     assert made.kept == ("disk",)
+    assert made.measured == frozenset()
     assert made.profile == profile
 
 
@@ -195,6 +196,35 @@ def test_from_the_command_line(tmp_path, capsys):
     assert main([*words, "--only", "host"]) == 0
     assert set(parts_measured(load_profile(out))) == {*parts_measured(before), "disk", "host"}
     assert load_profile(out).disk == after.disk
+
+
+def test_what_is_printed_was_measured_by_this_command(tmp_path, capsys, monkeypatch):
+    """A part that was stopped stays as it was: its fits are not said again, as if they were new."""
+    real = Session._measure
+
+    def stopped(session, measured, probe, point, allowance_s) -> None:
+        if point.series == "disk.write":  # some points of disk.read are there by then
+            raise KeyboardInterrupt
+        real(session, measured, probe, point, allowance_s)
+
+    out = tmp_path / "today.json"
+    words = [*QUICK, "--disk", str(tmp_path), "--into", "nvidia-h200", "--out", str(out)]
+    words += ["--only", "disk"]
+    before = load_profile("nvidia-h200").measurement
+    assert before is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_measure", stopped)
+        assert main(words) == 130
+    told = capsys.readouterr()
+    assert "warning: disk: as it was in nvidia-h200" in told.err
+    after = load_profile(out).measurement
+    assert after is not None
+    assert (after.series, after.fits) == (before.series, before.fits)
+    assert [line.split(":")[0] for line in told.out.splitlines()] == ["profile"]
+    assert main(words) == 0  # goes on, and is done
+    told = capsys.readouterr()
+    assert "points are done already" in told.err
+    assert "disk.read_bytes_per_s" in told.out
 
 
 @pytest.mark.parametrize(

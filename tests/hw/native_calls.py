@@ -90,11 +90,21 @@ def compiled_front(folder: Path) -> front_native.Library:
 @cache
 def front_without_headers(folder: Path) -> front_native.Library:
     """Another, as it is made where Python's headers are not installed."""
+    return front_native.open_library(_without_headers(folder, front_native.SOURCE))
+
+
+@cache
+def plan_without_headers(folder: Path) -> ctypes.PyDLL:
+    """Likewise the plan."""
+    return plan_native.open_library(_without_headers(folder, plan_native.SOURCE))
+
+
+def _without_headers(folder: Path, source: Path) -> Path:
     compiled_loop(folder)
-    made = folder / "stable.so"
+    made = folder / f"{source.stem}-stable.so"
     command = ["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", "-DSTABLE_INTERFACE"]
-    subprocess.run([*command, str(front_native.SOURCE), "-o", str(made)], check=True)
-    return front_native.open_library(made)
+    subprocess.run([*command, str(source), "-o", str(made)], check=True)
+    return made
 
 
 def replace_calls(patch: pytest.MonkeyPatch, acts: dict[str, Act]) -> None:

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 from file_store_helpers import content, runs
-from test_file_store_native import PAGE, made, open_store, use_it
+from native_calls import plan_without_headers
+from native_stores import PAGE, made, open_store, use_it
 
 from hicache.operations import PageRuns
 from hw.storage import plan_native
@@ -15,6 +16,13 @@ from hw.storage.file_store import FileStore
 from hw.storage.host import HostBuffer
 
 __all__ = ["made", "use_it"]
+
+
+@pytest.fixture(params=["with Python's headers", "without"])
+def use_either(request, made, use_it, monkeypatch) -> None:
+    """`use_it`, with the plan made in either way."""
+    if request.param == "without":
+        monkeypatch.setattr(plan_native, "library", lambda: plan_without_headers(made))
 
 
 def glued(rows: list[list[int]]) -> list[list[int]]:
@@ -50,7 +58,7 @@ def lists_of(seed: random.Random, slots: int, pages: int) -> tuple[PageRuns, Pag
 
 
 @pytest.mark.parametrize("last_bytes", [0, 4096, 65536])
-def test_the_plan_in_c_is_the_one_of_python(tmp_path, use_it, last_bytes):
+def test_the_plan_in_c_is_the_one_of_python(tmp_path, use_either, last_bytes):
     host = HostBuffer(700, 12288)
     store = FileStore(tmp_path, 500, 12288, host, workers=16, request_bytes=1 << 20)
     plan = store._plan
@@ -82,7 +90,7 @@ def test_the_last_requests_are_cut_however_little_is_left_behind_the_first_part(
     store.close()
 
 
-def test_what_the_plan_in_c_does_not_take_is_as_before(tmp_path, use_it, monkeypatch):
+def test_what_the_plan_in_c_does_not_take_is_as_before(tmp_path, use_either, monkeypatch):
     monkeypatch.setattr(plan_native, "FIRST_RUNS", 2)
     store, host = open_store(tmp_path, 40)
     store.write(((0, 40),), ((0, 40),))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import runpy
 import subprocess
 import sys
-import sysconfig
 import textwrap
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +21,6 @@ from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, make_pools,
 
 from hicache.errors import TransferError
 from hw.pools import DevicePool, HostPool, KvLayout
-from hw.transfers import front_native
 from hw.transfers.auto import Auto
 from hw.transfers.direct import Direct
 from hw.transfers.front import Front
@@ -232,23 +229,6 @@ def test_numbers_of_any_size_are_read_as_they_are(any_library):
     host.close()
 
 
-def test_headers_of_another_python_are_not_taken(tmp_path, monkeypatch, library):
-    script = runpy.run_path(str(REPOSITORY / "scripts/compile_loop.py"))
-    (tmp_path / "Python.h").write_text("#error another one's\n")
-    monkeypatch.setenv("CPATH", str(tmp_path))
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "none"))
-    made = tmp_path / "front.so"
-    script["make"](front_native.SOURCE, made, front_native.open_library)
-    assert made.exists()
-
-
-def test_each_python_has_a_library_of_its_own(monkeypatch):
-    mine = front_native.library_path()
-    names = {"SOABI": "cpython-313t-x86_64-linux-gnu"}  # of another layout than 3.13 without t
-    monkeypatch.setattr(sysconfig, "get_config_var", names.get)
-    assert front_native.library_path() != mine
-
-
 @given(
     seed=st.integers(0, 1 << 30), count=st.integers(0, DEVICE_PAGES), per_chunk=st.integers(1, 6)
 )
@@ -324,6 +304,43 @@ class Alike(Direct):
 
     def settle(self) -> None:
         self.settled += 1
+
+
+@pytest.mark.parametrize("way", ["staged", "zero_copy"])
+def test_the_first_copy_at_once_makes_room_for_its_lists(library, way):
+    rig = Rig(library, LAYOUT, way)
+    assert rig.front.ground.list_room == 0
+    rig.check("h2d", random_lists(1, 9), at_once=True)
+    assert rig.front.ground.list_room >= 18
+
+
+@pytest.mark.parametrize("how", ["alone", "by auto"])
+def test_lists_are_read_once_before_python_copies_what_has_no_kernel(library, monkeypatch, how):
+    rig = Rig(library, LAYOUT, "staged", missing=True)
+    backend = Alike(rig, "x")
+    backend.plan = rig.plan
+    times = [Timed(1, 5, 5), Timed(13, 13 * 5, 13 * 5)]
+    table = {
+        Case("x", direction, busy): times
+        for direction in ("h2d", "d2h")
+        for busy in ("idle", "busy")
+    }
+    copier = Auto({"x": backend}, table) if how == "by auto" else backend  # pyright: ignore[reportArgumentType]
+    device, host = LISTS["fragmented"]
+    copier.copy("h2d", host, device, alone=True)  # pins L2
+    if isinstance(copier, Auto):
+        copier._is_pinned = True
+    monkeypatch.setattr(rig.front, "read", None)  # `Front.copy` has
+    wanted = [part.clone() for part in pieces(rig.device)]
+    for part in pieces(rig.device):
+        part.zero_()
+    copier.copy("h2d", host, device, alone=True)
+    pages = torch.from_numpy(expand(device))
+    for part, found in zip(wanted, pieces(rig.device), strict=True):
+        assert torch.equal(part[:, pages], found[:, pages])
+    assert rig.driver.calls == 0
+    with pytest.raises(TransferError, match="1 pages of L1 against 2 of L2"):
+        copier.copy("h2d", ((0, 2),), ((0, 1),), alone=True)
 
 
 def test_auto_copies_again_by_one_call_what_it_has_picked(library, monkeypatch):

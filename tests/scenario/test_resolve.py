@@ -235,6 +235,40 @@ def test_what_only_a_real_machine_uses_is_one_note() -> None:
     assert left_to_hardware(scenario, measured) == [said.removeprefix("hw.transfers, ")]
 
 
+@pytest.mark.parametrize(
+    ("mode", "transfers", "warned"),
+    [
+        ("staged", "staged", True),
+        ("staged", "direct", True),
+        ("kernel", "direct", True),
+        ("dma", "direct", False),
+        ("kernel", "zero_copy", False),
+        ("auto", "staged", False),
+        ("backend", "staged", False),
+        ("staged", "auto", False),  # nobody asked for a back-end
+    ],
+)
+def test_copies_of_a_back_end_that_are_simulated_in_another_way_are_a_warning(
+    mode: str, transfers: str, warned: bool
+) -> None:
+    given: dict[str, object] = {"machine.transfer_mode": mode, "hw.transfers": transfers}
+    measured, by_hand = load_profile("nvidia-h200").pcie, load_profile(H200_BY_HAND).pcie
+    said = left_to_hardware(load_scenario(None, given), measured)
+    how = ", in which a CPU gathers pages that lie apart in L2" if mode == "staged" else ""
+    warning = (
+        f'machine.transfer_mode is "{mode}"{how}: copies of hw.transfers "{transfers}" are others; '
+        'as they were measured, "auto" simulates them'
+    )
+    assert (warning in said) == warned
+    assert len(said) == (1 if transfers != "auto" and mode not in ("auto", "backend") else 0)
+    # Where it was not measured, or nothing moves or takes time, there is nothing to tell apart.
+    usual = "hw.transfers: for hicache run alone, a simulation is the same without"
+    if warned:
+        assert left_to_hardware(load_scenario(None, given), by_hand) == [usual]
+        for more in ({"mode": "untimed"}, {"tiers.l2": 0}):
+            assert left_to_hardware(load_scenario(None, given | more), measured) == [usual]
+
+
 @pytest.mark.parametrize("transfers", ["auto", "staged", "zero_copy", "direct"])
 def test_auto_takes_a_measured_back_end_and_is_staged_without(transfers: str) -> None:
     measured, by_hand = load_profile("nvidia-h200").pcie, load_profile(H200_BY_HAND).pcie
