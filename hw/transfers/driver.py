@@ -242,9 +242,10 @@ class Driver:
         names = (
             "cuMemcpyAsync", "cuMemcpy2DAsync_v2", self._batch, "cuLaunchKernel", "cuEventRecord",
             "cuStreamWaitEvent", "cuEventSynchronize", self._elapsed_name,
+            "cuStreamWriteValue32_v2", "cuEventQuery",
         )  # fmt: skip
         found = [
-            None if name is None
+            None if name is None or not hasattr(self._library, name)
             else ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
             for name in names
         ]  # fmt: skip

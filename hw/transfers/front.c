@@ -21,8 +21,12 @@ enum { NO_MEMORY = -2, NO_ROOM = -3 }; /* beside NOT_MINE */
 enum { REMEMBERED = 1024 }; /* sizes and cuts recur */
 enum { HOST = 1, DEVICE = 2, IN_ORDER = 1 }; /* CU_MEMORYTYPE_*; the source is read in order */
 
+enum { NOT_READY = 600, NOT_SUPPORTED = 801 }; /* CUDA_ERROR_* */
+/* Between two looks at what else may have happened than that a word was written. */
+enum { PAUSES = 1024 };
+
 /* Which call failed; front.py has the names. */
-enum { COPY, COPY_ROWS, COPY_BATCH, LAUNCH, RECORD, WAIT, AWAIT, ELAPSED };
+enum { COPY, COPY_ROWS, COPY_BATCH, LAUNCH, RECORD, WAIT, AWAIT, ELAPSED, WRITE };
 
 struct rows { /* CUDA_MEMCPY2D */
     size_t source_x, source_y;
@@ -70,7 +74,7 @@ struct pick { /* of so many pages in so many extents, one way, beside the other 
 };
 
 struct front {
-    /* Calls of the driver's; copy_batch NULL where it has none. */
+    /* Calls of the driver's; copy_batch and write NULL where it has none. */
     int (*copy)(uint64_t, uint64_t, size_t, void *);
     int (*copy_rows)(const struct rows *, void *);
     void *copy_batch;
@@ -80,11 +84,14 @@ struct front {
     int (*wait)(void *, void *, unsigned);
     int (*await)(void *);
     int (*elapsed)(float *, void *, void *);
+    int (*write)(void *, uint64_t, uint32_t, unsigned);
+    int (*query)(void *);
     int64_t batch_has_fail_index;
 
     void *queue;
     void *begin, *end, *listed;           /* events */
     void *there[BUFFERS], *free[BUFFERS]; /* of a buffer: filled, and empty again */
+    int64_t word;                         /* pinned: the number of the copy that is over */
 
     /* The pools. */
     int64_t device_pages, host_pages, pages_per_chunk, page_bytes;
@@ -99,6 +106,7 @@ struct front {
     const struct plan *plan; /* by which was copied */
 
     /* This file's own. */
+    int64_t turn; /* of `word` */
     int64_t room, runs[2];
     struct run *list; /* the device's, and from `room` on the host's */
     int64_t extent_room;
@@ -463,6 +471,36 @@ static int enqueue(struct front *f, const struct plan *p, int direction) {
     return launch(f, &p->kernel[direction], f->host_address, 0, f->pages, 0, f->layers, f->queue);
 }
 
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Until the queue has reached `end`. A word that it writes behind that is seen a microsecond or two
+ * before the driver's wait returns; of a device that failed it is never written.
+ */
+static int await_end(struct front *f) {
+    uint32_t turn = ++f->turn;
+    int code = f->write ? f->write(f->queue, f->word, turn, 0) : NOT_SUPPORTED;
+    if (code == NOT_SUPPORTED) {
+        f->write = NULL;
+        TRY(AWAIT, f->await(f->end));
+        return 0;
+    }
+    TRY(WRITE, code);
+    for (int64_t i = 1; __atomic_load_n((uint32_t *)f->word, __ATOMIC_ACQUIRE) != turn; i++) {
+        if (i % PAUSES == 0 && (code = f->query(f->end)) != NOT_READY) {
+            TRY(AWAIT, code);
+            return 0;
+        }
+        relax();
+    }
+    return 0;
+}
+
 /* Copy what was read last, and wait. 0; before anything was enqueued NOT_MINE, or NO_ROOM for the
  * page lists: then again with more; NO_MEMORY or the driver's error at any time: then what was
  * enqueued must still be waited for.
@@ -478,7 +516,7 @@ int front_run(struct front *f, const struct plan *p, int direction) {
     PASS(record(f, f->begin, f->queue));
     PASS(enqueue(f, p, direction));
     PASS(record(f, f->end, f->queue));
-    TRY(AWAIT, f->await(f->end));
+    PASS(await_end(f));
     TRY(ELAPSED, f->elapsed(&time_ms, f->begin, f->end));
     f->device_ns = (int64_t)(time_ms * 1e6 + 0.5);
     return 0;

@@ -16,8 +16,9 @@ ten of the 185 that 9 MiB take to cross the link, twenty where pages are small. 
                        side   |gath 0|gath 1|gath 2|
     zero copy   one kernel on L2's pages                                  (`zero_copy`)
 
-No kernel is waited for where half a page goes by rows at the open end. Pieces under 32 KiB are slow
-by rows: there the last scatter is a small one, as the first gather is.
+No kernel is waited for where some of a page goes by rows at the open end. Pieces under 32 KiB are
+slow by rows: there the last scatter is a small one, as the first gather is. The end is seen by a
+word that the device writes; by the driver's own wait it is a microsecond or two later.
 The library is made by `scripts/compile_loop.py` (of `make compiled`); `hw.native_code` says under
 what name. It is never in the way: where there is none, or HICACHE_COMPILED is 0, and for
 what it refuses (kernels that are not compiled yet, pages shorter than a DMA, batches of pieces,
@@ -29,13 +30,23 @@ from __future__ import annotations
 import ctypes
 import weakref
 from contextlib import AbstractContextManager
+from fractions import Fraction
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool
-from hw.transfers.front_native import BUFFERS, DIRECTIONS, Ground, Library, Part, Plan, library
+from hw.transfers.front_native import (
+    BUFFERS,
+    CALLS,
+    DIRECTIONS,
+    Ground,
+    Library,
+    Part,
+    Plan,
+    library,
+)
 from hw.transfers.queues import CudaQueue
 
 if TYPE_CHECKING:
@@ -44,11 +55,12 @@ if TYPE_CHECKING:
 
 _CALLS = (
     "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventRecord",
-    "cuStreamWaitEvent", "cuEventSynchronize", "cuEventElapsedTime",
+    "cuStreamWaitEvent", "cuEventSynchronize", "cuEventElapsedTime", "cuStreamWriteValue32",
 )  # fmt: skip
 NOT_MINE, NO_ROOM = -1, -3  # of front.c
-# Rows so long cross at nine tenths of the link's speed, and half of such a page hides a scatter.
+# Rows so long cross at nine tenths of the link's speed, and so much of such a page hides a scatter.
 ROW_BYTES, ROW_PAGE_BYTES = 32 << 10, 2 << 20
+ROW_SHARE = Fraction(5, 12)
 
 
 class Calls(Protocol):
@@ -65,8 +77,8 @@ class Calls(Protocol):
         ...
 
     def addresses(self) -> tuple[tuple[int | None, ...], bool]:
-        """Of the calls of `front.c`, in its order, None for batches where it has none; and whether
-        a batch says what failed.
+        """Of the calls of `front.c`, in its order, None for batches and words where it has none;
+        and whether a batch says what failed.
         """
         ...
 
@@ -108,12 +120,13 @@ class Front:
         # Not at exit: a thread that is left behind may be copying then.
         weakref.finalize(self, library.free, ctypes.byref(ground)).atexit = False
         addresses, ground.batch_has_fail_index = calls.addresses()
-        names = ("copy", "copy_rows", "copy_batch", "launch", "record", "wait", "await_", "elapsed")
-        for name, address in zip(names, addresses, strict=True):
+        for name, address in zip(CALLS, addresses, strict=True):
             setattr(ground, name, address)
         ground.queue = queue.handle
         ground.begin, ground.end = calls.make_event(), calls.make_event()
         ground.listed = calls.make_event(timed=False)
+        self._word = torch.zeros(1, dtype=torch.int32, pin_memory=device_pool.device.type == "cuda")
+        ground.word = self._word.data_ptr()
         for buffer in range(BUFFERS):
             ground.there[buffer] = calls.make_event(timed=False)
             ground.free[buffer] = calls.make_event(timed=False)
@@ -138,11 +151,11 @@ class Front:
         return self._pools[0] is device_pool and self._pools[1] is host_pool
 
     def row_layers(self) -> int:
-        """How many layers of the page at a staged copy's open end go by rows: half, or none."""
+        """How many layers of the page at a staged copy's open end go by rows: a share, or none."""
         layout = self._pools[0].layout
         shortest = min(layout.piece_bytes(part) for part in range(layout.parts))
         is_long = shortest >= ROW_BYTES and self.ground.page_bytes >= ROW_PAGE_BYTES
-        return layout.layers // 2 if is_long and self.copies_rows else 0
+        return int(layout.layers * ROW_SHARE) if is_long and self.copies_rows else 0
 
     def read(self, device: PageRuns, host: PageRuns) -> tuple[int, int] | None:
         """Read two lists, for `run`: how many pages there are, in how many extents. None for what

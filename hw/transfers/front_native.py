@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_name("front.c")
 # Of staged copies: a scatter that waits for the model's kernels must not hold up DMAs behind it.
 BUFFERS = 4
+CALLS = (
+    "copy", "copy_rows", "copy_batch", "launch", "record", "wait", "await_", "elapsed", "write",
+    "query",
+)  # fmt: skip
 Way = Literal["rows", "staged", "zero_copy"]
 WAYS: dict[Way, int] = {"rows": 0, "staged": 1, "zero_copy": 2}
 DIRECTIONS: dict[Direction, int] = {"h2d": 0, "d2h": 1}
@@ -88,13 +92,12 @@ class Ground(ctypes.Structure):
     """`struct front` of front.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in (
-            "copy", "copy_rows", "copy_batch", "launch", "record", "wait", "await_", "elapsed"
-        )),
+        *((name, ctypes.c_void_p) for name in CALLS),
         ("batch_has_fail_index", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("queue", "begin", "end", "listed")),
         ("there", ctypes.c_void_p * BUFFERS),
         ("free", ctypes.c_void_p * BUFFERS),
+        ("word", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in (
             "device_pages", "host_pages", "pages_per_chunk", "page_bytes", "device_address",
             "host_address", "layers", "layer_bytes", "parts",
@@ -107,6 +110,7 @@ class Ground(ctypes.Structure):
             "pages", "extents", "device_ns", "failed_call",
         )),
         ("plan", ctypes.c_void_p),
+        ("turn", ctypes.c_int64),
         ("room", ctypes.c_int64),
         ("runs", ctypes.c_int64 * 2),
         ("list", ctypes.c_void_p),

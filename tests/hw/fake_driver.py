@@ -16,7 +16,7 @@ from hw.transfers.driver import RowCopy
 from hw.transfers.kernels import Tiling, tiling
 
 QUEUE, SIDE = 1, 2
-FAILED, BROKEN = 1, 2
+FAILED, BROKEN, NOT_READY, NOT_SUPPORTED = 1, 2, 600, 801
 _POINTER, _NUMBER, _UNSIGNED = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint
 _INT = ctypes.c_int
 _TYPES = (
@@ -28,6 +28,8 @@ _TYPES = (
     (_INT, _POINTER, _POINTER, _UNSIGNED),
     (_INT, _POINTER),
     (_INT, ctypes.POINTER(ctypes.c_float), _POINTER, _POINTER),
+    (_INT, _POINTER, _NUMBER, ctypes.c_uint32, _UNSIGNED),
+    (_INT, _POINTER),
 )
 _WITH_FAIL_INDEX = (*_TYPES[2][:-1], _POINTER, _POINTER)
 
@@ -36,6 +38,21 @@ class _Point:
     """What an event's record stands for."""
 
     reached = False
+
+
+class _Word(_Point):
+    """A word that is written when it is reached."""
+
+    def __init__(self, address: int, value: int) -> None:
+        self._at, self._value = ctypes.c_uint32.from_address(address), value
+
+    @property
+    def reached(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._at.value == self._value
+
+    @reached.setter
+    def reached(self, _: bool) -> None:
+        self._at.value = self._value
 
 
 class _Work(NamedTuple):
@@ -66,19 +83,25 @@ class FakeMover:
 
 
 class FakeDriver:
-    """See the module. `fails`: the number of the call that is refused, from 0; None: no call."""
+    """See the module. `fails`: the number of the call that is refused, from 0; None: no call.
+    `words`: what it does with words to write: "writes", "refuses" or "has none". `lost`: what the
+    device answers who asks how far it is, instead of going on.
+    """
 
     max_pitch_bytes = 1 << 40
 
     def __init__(
-        self, layout: KvLayout, seed: int = 0, *, batches: str = "now", fails: int | None = None
-    ) -> None:
+        self, layout: KvLayout, seed: int = 0, *, batches: str = "now", words: str = "writes",
+        fails: int | None = None,
+    ) -> None:  # fmt: skip
         self.layout = layout
         self.fails = fails
         self.calls = 0
         self.broken: BaseException | None = None
         self.honours_waits = True
+        self.lost: int | None = None
         self.made: list[str] = []
+        self._words = words
         self.copies_batches = batches != "none"
         self._batches = batches
         self._random = random.Random(seed)
@@ -88,7 +111,7 @@ class FakeDriver:
         self._timed: set[int] = set()
         acts = (
             self._copy, self._copy_rows, self._copy_batch, self._launch, self._record, self._wait,
-            self._await, self._elapsed,
+            self._await, self._elapsed, self._write, self._query,
         )  # fmt: skip
         types: list[tuple[Any, ...]] = list(_TYPES)
         if batches == "before":
@@ -113,6 +136,8 @@ class FakeDriver:
         found = [ctypes.cast(each, ctypes.c_void_p).value for each in self._kept]
         if not self.copies_batches:
             found[2] = None
+        if self._words == "has none":
+            found[8] = None
         return tuple(found), self._batches == "before"
 
     def refuse(self, name: str, code: int) -> NoReturn:
@@ -126,18 +151,17 @@ class FakeDriver:
         """Copies and kernels that were enqueued and not done."""
         return sum(each.act is not None for stream in self._streams.values() for each in stream)
 
-    def _counted(self, act: Callable[..., None]) -> Callable[..., int]:
+    def _counted(self, act: Callable[..., int | None]) -> Callable[..., int]:
         def call(*arguments: object) -> int:
             self.calls += 1
             self.made.append(act.__name__)
             if self.calls - 1 == self.fails:
                 return FAILED
             try:
-                act(*arguments)
+                return act(*arguments) or 0
             except BaseException as error:  # it cannot go through C
                 self.broken = error
                 return BROKEN
-            return 0
 
         return call
 
@@ -247,3 +271,16 @@ class FakeDriver:
         assert self._points[begin].reached
         assert self._points[end].reached
         time_ms[0] = 0.25
+
+    def _write(self, stream: int, address: int, value: int, flags: int) -> int | None:
+        if self._words == "refuses":
+            return NOT_SUPPORTED
+        self._put(stream, _Work(None, _Word(address, value)))
+        return None
+
+    def _query(self, event: int) -> int | None:
+        if self.lost is not None:
+            return self.lost
+        if not self._points[event].reached:
+            self._step()
+        return None if self._points[event].reached else NOT_READY

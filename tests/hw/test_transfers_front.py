@@ -52,11 +52,12 @@ class Rig:
 
     def __init__(
         self, library, layout: KvLayout, way: Way, *, seed: int = 0, cut: tuple[int, ...] = (),
-        fails: int | None = None, batches: str = "now", missing: bool = False, **options,
+        fails: int | None = None, batches: str = "now", words: str = "writes",
+        missing: bool = False, **options,
     ) -> None:  # fmt: skip
         """cut: pages of a chunk, of what is one chunk, of the first, the last; layers by rows."""
         self.device, self.host = make_pools(layout, seed=seed, **options)
-        self.driver = FakeDriver(layout, seed, batches=batches, fails=fails)
+        self.driver = FakeDriver(layout, seed, batches=batches, words=words, fails=fails)
         self.front = front_over(library, self.driver, self.device, self.host)
         self.plan = plan = Plan.of(way)
         chunk, *parts, rows = cut or (3, 3, 2, 1, 0)
@@ -157,7 +158,8 @@ def test_each_call_that_is_refused_is_named_and_the_last_one_enqueued(library, d
         "_copy": "cuMemcpyAsync", "_copy_rows": "cuMemcpy2DAsync_v2",
         "_copy_batch": "cuMemcpyBatchAsync", "_launch": "cuLaunchKernel",
         "_record": "cuEventRecord", "_wait": "cuStreamWaitEvent", "_await": "cuEventSynchronize",
-        "_elapsed": "cuEventElapsedTime",
+        "_elapsed": "cuEventElapsedTime", "_write": "cuStreamWriteValue32",
+        "_query": "cuEventSynchronize",
     }  # fmt: skip
     for number, made in enumerate(calls.driver.made):
         rig = Rig(library, LAYOUT, way, cut=(1, 1, 1, 1, 1), fails=number)
@@ -168,6 +170,24 @@ def test_each_call_that_is_refused_is_named_and_the_last_one_enqueued(library, d
         rig.driver.fails = None
         rig.driver.settle()
         rig.check(direction, random_lists(2, 7))  # and it goes on
+
+
+@pytest.mark.parametrize("words", ["writes", "refuses", "has none"])
+def test_the_end_is_waited_for_with_and_without_a_word_of_the_devices(library, words):
+    rig = Rig(library, LAYOUT, "staged", words=words)
+    for seed in range(3):
+        rig.check("h2d", random_lists(seed, 9))
+    made = rig.driver.made
+    assert made.count("_write") == {"writes": 3, "refuses": 1, "has none": 0}[words]
+    assert made.count("_await") == (0 if words == "writes" else 3)
+
+
+def test_a_device_that_fails_never_writes_its_word_and_is_noticed(library):
+    rig = Rig(library, LAYOUT, "rows")
+    rig.driver.lost = 700
+    assert rig.front.read(*random_lists(1, 5))
+    with pytest.raises(TransferError, match=r"^cuEventSynchronize: 700$"):
+        rig.front.run(rig.plan, "h2d")
 
 
 def test_what_it_is_not_for_is_left_to_python(library):
@@ -398,7 +418,7 @@ def test_a_thread_that_still_copies_at_exit_ends_nobodys_process_badly(library, 
         from hw.transfers import front_native
         slow = ctypes.cast(ctypes.CDLL({str(slow)!r}).slow, ctypes.c_void_p).value
         driver = FakeDriver(LAYOUT)
-        driver.addresses = lambda: ((slow,) * 8, False)
+        driver.addresses = lambda: ((slow,) * 10, False)
         pools = DevicePool(LAYOUT, 1000, "cpu"), HostPool(LAYOUT, 1000)
         front = front_over(front_native.Library(sys.argv[1]), driver, *pools)
         runs = tuple((page, 1) for page in range(0, 1000, 2))
