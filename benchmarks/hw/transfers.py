@@ -38,40 +38,46 @@ from hw.transfers.kernels import Mover
 from hw.transfers.queues import Listed
 from hw.transfers.zero_copy import ZeroCopy
 
+ROUNDS = 5  # of scattered pages
+
 # How fast? --------------------------------------------------------------------------------------
 
 
 def scattered(bench: Bench, sizes: tuple[int, ...]) -> list[dict]:
     """Scattered pages by every back-end, against the plain copy of the same bytes."""
-    rows = []
-    for size in sizes:
-        count = -(-size // bench.layout.page_bytes)
-        moved = count * bench.layout.page_bytes
-        repeats = 21 if moved < 64 * MIB else 7
+    return [
+        scattered_row(bench, -(-size // bench.layout.page_bytes), direction)
+        for size in sizes
+        for direction in DIRECTIONS
+    ]
+
+
+def scattered_row(bench: Bench, count: int, direction: Direction) -> dict:
+    """Microseconds, medians over ROUNDS of medians. In each round all take their turn, on other
+    pages than before: so that a drift of the link is everybody's.
+    """
+    moved = count * bench.layout.page_bytes
+    repeats = 9 if moved < 64 * MIB else 3
+    plain = bench.plain(direction, moved)
+    names = (*bench.backends, "auto")
+    times: dict[str, list[float]] = {name: [] for name in ("plain", *names)}
+    device_us: dict[str, list[float]] = {"plain": [], "auto": []}
+    for number in range(ROUNDS):
         lists = bench.lists(count)
-        for direction in DIRECTIONS:
-            plain = bench.plain(direction, moved)
-            plain()
-            row: dict = {
-                "page_tokens": bench.page_size_tokens, "bytes": moved, "pages": count,
-                "direction": direction,
-            }  # fmt: skip
-            # The ceiling before and after, so that a drift of the link is seen.
-            ceiling = [timed_us(plain, repeats)]
-            for name in (*bench.backends, "auto"):
-                act = bench.copy(name, direction, lists)
-                once_us = timed_us(act, 1)
-                row[name] = timed_us(act, repeats if once_us < 1e5 else 2)
-                if name == "auto":
-                    row["picked"] = bench.auto.picked
-                    device_ns = [act().device_ns for _ in range(repeats)]
-                    row["auto_device"] = statistics.median(device_ns) / 1e3
-            ceiling.append(timed_us(plain, repeats))
-            row["plain"] = statistics.mean(ceiling)
-            row["plain_device"] = statistics.median(plain() for _ in range(repeats)) / 1e3
-            row["plain_spread"] = abs(ceiling[0] - ceiling[1]) / row["plain"]
-            rows.append(row)
-    return rows
+        acts = {name: bench.copy(name, direction, lists) for name in names}
+        for name, act in (("plain", plain), *acts.items()):
+            once_us = timed_us(act, 1)
+            if once_us < 1e5 or number == 0:  # what takes so long, one round shows
+                times[name].append(timed_us(act, repeats if once_us < 1e5 else 2))
+        device_us["plain"] += [plain() / 1e3 for _ in range(repeats)]
+        device_us["auto"] += [acts["auto"]().device_ns / 1e3 for _ in range(repeats)]
+    return {
+        "page_tokens": bench.page_size_tokens, "bytes": moved, "pages": count,
+        "direction": direction, "picked": bench.auto.picked,
+        **{name: statistics.median(each) for name, each in times.items()},
+        **{f"{name}_device": statistics.median(each) for name, each in device_us.items()},
+        "plain_spread": (max(times["plain"]) - min(times["plain"])) / min(times["plain"]),
+    }  # fmt: skip
 
 
 def restore_of_350(bench: Bench) -> dict:

@@ -30,7 +30,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from contextlib import AbstractContextManager
-from fractions import Fraction
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -58,9 +57,8 @@ _CALLS = (
     "cuStreamWaitEvent", "cuEventSynchronize", "cuEventElapsedTime", "cuStreamWriteValue32",
 )  # fmt: skip
 NOT_MINE, NO_ROOM = -1, -3  # of front.c
-# Rows so long cross at nine tenths of the link's speed, and so much of such a page hides a scatter.
+# Rows so long cross at nine tenths of the link's speed, and half of such a page hides a scatter.
 ROW_BYTES, ROW_PAGE_BYTES = 32 << 10, 2 << 20
-ROW_SHARE = Fraction(5, 12)
 
 
 class Calls(Protocol):
@@ -151,11 +149,11 @@ class Front:
         return self._pools[0] is device_pool and self._pools[1] is host_pool
 
     def row_layers(self) -> int:
-        """How many layers of the page at a staged copy's open end go by rows: a share, or none."""
+        """How many layers of the page at a staged copy's open end go by rows: half, or none."""
         layout = self._pools[0].layout
         shortest = min(layout.piece_bytes(part) for part in range(layout.parts))
         is_long = shortest >= ROW_BYTES and self.ground.page_bytes >= ROW_PAGE_BYTES
-        return int(layout.layers * ROW_SHARE) if is_long and self.copies_rows else 0
+        return layout.layers // 2 if is_long and self.copies_rows else 0
 
     def read(self, device: PageRuns, host: PageRuns) -> tuple[int, int] | None:
         """Read two lists, for `run`: how many pages there are, in how many extents. None for what
