@@ -90,11 +90,11 @@ def measure(
     if len(sizes) > 2 and sizes[-1] < LAST_STEP * sizes[-2]:
         del sizes[-2]
     generator = np.random.default_rng(seed)
-    # Pages up to four times as many as are moved, so that random ones are not neighbours.
+    # From the whole pools, as in a run: DMA of short pages takes longer the further they lie apart.
     scattered = [
         (
-            runs_of(generator.permutation(min(device.pages, 4 * size))[:size]),
-            runs_of(generator.permutation(min(host.pages, 4 * size))[:size]),
+            runs_of(generator.permutation(device.pages)[:size]),
+            runs_of(generator.permutation(host.pages)[:size]),
         )
         for size in sizes
     ]
