@@ -31,5 +31,5 @@ def test_a_recorded_run_repeats_to_the_same_totals(path: Path) -> None:
 
 
 def test_there_are_runs_of_a_real_model_and_of_checked_pages() -> None:
-    kept = {"agents-8b", "agents-synthetic", "conversation-8b"}
+    kept = {"agents-8b", "agents-synthetic", "conversation-8b", "one_token_layerwise"}
     assert {path.parent.name for path in RUNS} >= kept
