@@ -480,7 +480,8 @@ static void relax(void) {
 }
 
 /* Until the queue has reached `end`. A word that it writes behind that is seen a microsecond or two
- * before the driver's wait returns; of a device that failed it is never written.
+ * before the driver's wait returns; of a device that failed it is never written. Nothing else ends
+ * this: a word that is still to come would be written into memory that may be somebody else's.
  */
 static int await_end(struct front *f) {
     uint32_t turn = ++f->turn;
@@ -492,10 +493,7 @@ static int await_end(struct front *f) {
     }
     TRY(WRITE, code);
     for (int64_t i = 1; __atomic_load_n((uint32_t *)f->word, __ATOMIC_ACQUIRE) != turn; i++) {
-        if (i % PAUSES == 0 && (code = f->query(f->end)) != NOT_READY) {
-            TRY(AWAIT, code);
-            return 0;
-        }
+        if (i % PAUSES == 0 && (code = f->query(f->end)) != NOT_READY) TRY(AWAIT, code);
         relax();
     }
     return 0;

@@ -148,8 +148,12 @@ class FakeDriver:
 
     @property
     def under_way(self) -> int:
-        """Copies and kernels that were enqueued and not done."""
-        return sum(each.act is not None for stream in self._streams.values() for each in stream)
+        """Copies, kernels and words that were enqueued and not done."""
+        return sum(
+            each.act is not None or isinstance(each.point, _Word)
+            for stream in self._streams.values()
+            for each in stream
+        )
 
     def _counted(self, act: Callable[..., int | None]) -> Callable[..., int]:
         def call(*arguments: object) -> int:
@@ -281,6 +285,6 @@ class FakeDriver:
     def _query(self, event: int) -> int | None:
         if self.lost is not None:
             return self.lost
-        if not self._points[event].reached:
+        if any(self._streams.values()):
             self._step()
         return None if self._points[event].reached else NOT_READY
