@@ -2,6 +2,20 @@
 is about the compiled engine (tests/compiled) asks for it in processes of its own.
 """
 
+import gc
 import os
 
 os.environ["HICACHE_COMPILED"] = "0"
+
+
+def pytest_collection_finish() -> None:
+    """What stays to the end, some million objects of all tests and libraries, is not looked through
+    at each collection: a full one takes most of a second then, and some runs make one a cell.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let go of it as Python does without."""
+    gc.unfreeze()
