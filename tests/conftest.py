@@ -5,17 +5,21 @@ is about the compiled engine (tests/compiled) asks for it in processes of its ow
 import gc
 import os
 
+import pytest
+
 os.environ["HICACHE_COMPILED"] = "0"
 
 
-def pytest_collection_finish() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def put_aside() -> None:
     """What stays to the end, some million objects of all tests and libraries, is not looked through
     at each collection: a full one takes most of a second then, and some runs make one a cell.
     """
-    gc.collect()
-    gc.freeze()
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    """Let go of it as Python does without."""
+    """Let go of it as without."""
     gc.unfreeze()
