@@ -6,18 +6,30 @@ PYTHON ?= $(shell for each in python3.12 python3.11 python3 python; do \
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-sglang lint bench compiled clean
+.PHONY: demo test test-all test-sglang lint style types bench compiled clean
 
 # Replays the shipped trace on the measured H200 profile.
 demo: $(VENV)/.installed
 	$(BIN)/hicache replay data/agents.jsonl --scenario data/demo.toml --out results/demo
 
-test: $(VENV)/.installed-dev lint
-	$(BIN)/pytest -n auto --dist loadfile
+# Hundreds of processes of the tests import the same sources: what they compile is kept, whatever
+# the environment says.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
+# All tests, with the types beside them, which take one core for a minute; what those say comes last.
+# Either one that fails is a failure.
+tests_and_types = $(MAKE) --no-print-directory types >$(VENV)/types.txt 2>&1 & types=$$!; \
+	trap "kill $$types" INT TERM; \
+	$(BIN)/pytest -n auto --dist loadfile $(1); tests=$$?; \
+	wait $$types; typed=$$?; \
+	cat $(VENV)/types.txt; test $$tests -eq 0 && test $$typed -eq 0
+
+test: $(VENV)/.installed-dev style
+	@$(tests_and_types)
 
 # The benchmarks of the hardware as smoke, too: some minutes more.
-test-all: $(VENV)/.installed-dev lint
-	$(BIN)/pytest -n auto --dist loadfile -m ""
+test-all: $(VENV)/.installed-dev style
+	@$(call tests_and_types,-m "")
 
 # Against SGLang's own published classes, on the CPU: its packages come without what they depend on,
 # into a folder that is not part of the project. See docs/stores.md.
@@ -32,9 +44,13 @@ build/sglang/third-party: | $(VENV)/.installed-dev
 build/sglang/%: | $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --no-deps --target $@.part sglang==$* && mv $@.part $@
 
-lint: $(VENV)/.installed-dev
+lint: style types
+
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 

@@ -5,7 +5,8 @@
     ModelDevice or SyntheticDevice
 
 With device "cpu" everything is the same code on CPU tensors and Triton's interpreter, except that
-nothing is pinned. It refuses to know the engine: what it makes are devices, by queue.
+nothing is pinned and the synthetic device's pattern is made in numpy. It refuses to know the
+engine: what it makes are devices, by queue.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ hash of the tokens from the request's first one to it. A page that a transfer pu
 or delivered in part, a stale page, a page of another prefix: each differs in nearly every word, and
 the operation ends in a DeviceError that names request, position and page.
 
-Time is a kernel that waits, on the GPU's stream; on a CPU the thread sleeps. Filling and checking
-are part of the time given, and make it longer only where it is too short for them.
+On a GPU the pattern is a kernel, on a CPU it is numpy: the same words (`launch` runs the kernel on
+either). Time is a kernel that waits, on the GPU's stream; on a CPU the thread sleeps. Filling and
+checking are part of the time given, and make it longer only where it is too short for them.
 """
 
 # pyright: reportCallIssue=false
@@ -26,12 +27,14 @@ from numpy.typing import NDArray
 
 from hicache.errors import DeviceError, InputError
 from hicache.operations import Decode, Operation, Prefill
-from hw import pattern
+from hw import pattern, pattern_host
 from hw.clock import StreamClock, run_burst
 from hw.device import Control, Step, Timing
 from hw.interpreter import check_device, launching
-from hw.pools import DevicePool
+from hw.pools import DevicePool, KvLayout
 from hw.tokens import expand, mix
+
+Act = Literal["fill", "check"]
 
 _WORDS: dict[int, torch.dtype] = {4: torch.int32, 2: torch.int16, 1: torch.int8}
 KEPT_REQUESTS = 512
@@ -84,12 +87,12 @@ def token_seeds(tokens: object, upto: int) -> NDArray[np.int32]:
 
 def fill(pool: DevicePool, seeds: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
     """Write the pattern of tokens into their slots, on the current stream."""
-    _launch(pool, seeds, slots, "fill")
+    _do(pool, seeds, slots, "fill")
 
 
 def check(pool: DevicePool, seeds: NDArray[np.int32], slots: NDArray[np.int32]) -> torch.Tensor:
     """How many words of each token differ from its pattern: int32 of shape (tokens,)."""
-    return _launch(pool, seeds, slots, "check")
+    return _do(pool, seeds, slots, "check")
 
 
 class SyntheticDevice:
@@ -256,32 +259,79 @@ class SyntheticDevice:
             time.sleep(max(0, self._began_ns + duration_ns - time.monotonic_ns()) * 1e-9)
 
 
-def _launch(
-    pool: DevicePool,
-    seeds: NDArray[np.int32],
-    slots: NDArray[np.int32],
-    act: Literal["fill", "check"],
+class _Words(NamedTuple):
+    """A pool as words, in the largest integers that K and V of a token are multiples of."""
+
+    data: torch.Tensor
+    token_words: tuple[int, int]  # of K and V in a layer
+    v_start: int
+    pitches: tuple[int, int]  # from a layer to the next one, of K and V
+
+    @classmethod
+    def of(cls, pool: DevicePool) -> _Words:
+        layout = pool.layout
+        k_bytes, v_bytes = (
+            each // layout.page_size_tokens for each in (layout.k_bytes, layout.v_bytes)
+        )
+        size = next(each for each in _WORDS if k_bytes % each == 0 and v_bytes % each == 0)
+        return cls(
+            pool.data.view(_WORDS[size]), (k_bytes // size, v_bytes // size),
+            pool.v_start_bytes // size,
+            (pool.layer_pitch_bytes(0) // size, pool.layer_pitch_bytes(1) // size),
+        )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """The power of two that holds the words of a token in a layer."""
+        return 1 << (max(self.token_words) - 1).bit_length()
+
+    def planes(self, layout: KvLayout) -> list[pattern_host.Plane]:
+        """K of all layers, then V of them."""
+        starts = (0, self.v_start)
+        return [
+            pattern_host.Plane(starts[part] + layer * self.pitches[part], self.token_words[part])
+            for part in range(layout.parts)
+            for layer in range(layout.layers)
+        ]
+
+
+def launch(
+    pool: DevicePool, seeds: NDArray[np.int32], slots: NDArray[np.int32], act: Act
 ) -> torch.Tensor:
-    layout, device = pool.layout, pool.device
-    k_bytes, v_bytes = (
-        each // layout.page_size_tokens for each in (layout.k_bytes, layout.v_bytes)
-    )
-    size = next(each for each in _WORDS if k_bytes % each == 0 and v_bytes % each == 0)
-    words = pool.data.view(_WORDS[size])
+    """Fill or check by the kernel, on a CPU by Triton's interpreter: int32 of shape (tokens,), how
+    many words differ.
+    """
+    words, layout, device = _Words.of(pool), pool.layout, pool.device
     count = len(seeds)
     both = torch.from_numpy(np.stack((seeds, slots)))
     sent = both.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else both
     wrong = torch.zeros(count, dtype=torch.int32, device=device)
-    most = max(k_bytes, v_bytes) // size
     if device.type == "cpu":  # an interpreted program costs the same for one token as for many
         block = 1 << max(6, min((count - 1).bit_length(), 12))
     else:
-        block = 1 << (max(1, 2048 // most).bit_length() - 1)
+        block = 1 << (max(1, 2048 // max(words.token_words)).bit_length() - 1)
     with launching(device):
         pattern.pattern_kernel[(max(1, -(-count // block)), layout.layers * layout.parts)](
-            words, sent[0], sent[1], wrong, count, layout.layers, pool.v_start_bytes // size,
-            pool.layer_pitch_bytes(0) // size, pool.layer_pitch_bytes(1) // size,
-            K_WORDS=k_bytes // size, V_WORDS=v_bytes // size,
-            WORDS_P2=1 << (most - 1).bit_length(), BLOCK=block, CHECK=act == "check", num_warps=4,
+            words.data, sent[0], sent[1], wrong, count, layout.layers, words.v_start,
+            *words.pitches, K_WORDS=words.token_words[0], V_WORDS=words.token_words[1],
+            WORDS_P2=words.width, BLOCK=block, CHECK=act == "check", num_warps=4,
         )  # fmt: skip
     return wrong
+
+
+def _on_host(
+    pool: DevicePool, seeds: NDArray[np.int32], slots: NDArray[np.int32], act: Act
+) -> torch.Tensor:
+    """The same in numpy, for a pool in the memory of the CPU."""
+    words = _Words.of(pool)
+    given = (words.data.numpy(), words.planes(pool.layout), words.width, seeds, slots)
+    if act == "check":
+        return torch.from_numpy(pattern_host.check(*given))
+    pattern_host.fill(*given)
+    return torch.zeros(len(seeds), dtype=torch.int32)
+
+
+def _do(
+    pool: DevicePool, seeds: NDArray[np.int32], slots: NDArray[np.int32], act: Act
+) -> torch.Tensor:
+    return (_on_host if pool.device.type == "cpu" else launch)(pool, seeds, slots, act)

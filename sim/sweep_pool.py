@@ -69,11 +69,14 @@ def run_here(jobs: Sequence[Job], workers: int, lost: Lost) -> Generator[Done]:
 
 
 def _in_this_process(jobs: Sequence[Job]) -> Generator[Done]:
+    # A caller who has put aside what a collection would look through wants it to stay there.
+    frozen_before = gc.get_freeze_count()
     try:
         for job in jobs:
             yield _at_worker(run_job, job)
     finally:
-        gc.unfreeze()
+        if not frozen_before:
+            gc.unfreeze()
 
 
 def _on_workers(jobs: Sequence[Job], workers: int, lost: Lost) -> Generator[Done]:

@@ -8,7 +8,9 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,6 +33,12 @@ SCENARIOS = sorted(FOLDER.glob("*.toml"))
 JUDGED = sorted(FOLDER.glob("results/*/*/validation.json"))
 
 
+@cache
+def as_it_is(path: Path) -> dict[str, Any]:
+    """The summary of a scenario; to be read only."""
+    return replay(as_the_machine_did(load_scenario(path))).summary
+
+
 def test_there_are_four_kinds_with_and_without_l3_and_one_that_is_saturated() -> None:
     names = {path.stem for path in SCENARIOS}
     kinds = ("conversation", "multi-turn", "shared", "thrash")
@@ -39,8 +47,7 @@ def test_there_are_four_kinds_with_and_without_l3_and_one_that_is_saturated() ->
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_a_scenario_keeps_its_tiers_busy(path: Path) -> None:
-    scenario = as_the_machine_did(load_scenario(path))
-    summary = replay(scenario).summary
+    summary = as_it_is(path)
     tokens, prompts = summary["cached_tokens_total"], summary["prompt_tokens"]
     share = {tier: tokens[tier] / prompts for tier in tokens}
     assert 10 < summary["throughput"]["duration_s"] < 40
@@ -58,8 +65,7 @@ def test_a_scenario_keeps_its_tiers_busy(path: Path) -> None:
     "path", [path for path in SCENARIOS if path.stem != "saturated"], ids=lambda path: path.stem
 )
 def test_a_scenario_asks_less_than_can_be_served(path: Path) -> None:
-    scenario = as_the_machine_did(load_scenario(path))
-    summary = replay(scenario).summary
+    scenario, summary = as_the_machine_did(load_scenario(path)), as_it_is(path)
     everything = {"load.arrivals": "at_once"}
     if summary["load"]["loop"] == "closed":
         everything["load.parallel"] = 16

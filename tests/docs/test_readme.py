@@ -68,12 +68,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
+def _environment() -> dict[str, str]:
+    """A reader's: with the tools on the path, and the compiled engine where there is one."""
+    found = {key: value for key, value in os.environ.items() if key != "HICACHE_COMPILED"}
+    return {**found, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
 def _run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         shlex.split(command, comments=True),
         cwd=cwd,
-        env={**os.environ, "PATH": tools},
+        env=_environment(),
         capture_output=True,
         text=True,
         timeout=120,
@@ -92,7 +97,12 @@ def test_every_replay_command_runs_and_then_the_python_does(folder: Path) -> Non
     one, several = _blocks("python")
     for block, lines in ((one, 1), (several, 5)):
         done = subprocess.run(
-            [sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, check=False
+            [sys.executable, "-c", block],
+            cwd=folder,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert len(done.stdout.splitlines()) == lines, done.stdout

@@ -10,7 +10,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fault_runs import DEVICES, PAGE, FaultyRun, scenario_of, transfers, write_inputs
+from fault_runs import (
+    DEVICES,
+    PAGE,
+    FaultyRun,
+    gpu_that_takes,
+    scenario_of,
+    transfers,
+    write_inputs,
+)
 from store_runs import (
     MODULE,
     STORES,
@@ -24,6 +32,7 @@ from store_runs import (
 
 from hicache.errors import InputError
 from hw.stores.page_order import MEMORY_LAYOUTS
+from hw.synthetic import AffineDurations
 from hw.tokens import TokenBook
 from scenario.load import load_scenario
 from scenario.presets import PRESET_NAMES
@@ -126,8 +135,10 @@ def test_the_presets_of_sglang_run_with_a_folder(folder, monkeypatch, preset):
             "hw.store": "file", "hw.store_path": str(folder / "pages"),
         },
     )  # fmt: skip
+    # A prefetch that does not hold its request up has the steps of others to come in.
+    steps = gpu_that_takes(AffineDurations(20_000_000, 0, 20_000_000, 0))
     for place in range(2):
-        run = FaultyRun(scenario, "cpu", monkeypatch)
+        run = FaultyRun(scenario, "cpu", monkeypatch, steps)
         outcome, _ = to_the_end(run)
         assert stored(outcome)["pages_written"] > 0 or place
     # Under best_effort (0.5.9) hardly anything comes in time.

@@ -17,7 +17,7 @@ from hicache.errors import DeviceError, InputError
 from hicache.operations import Chunk, Copy, Decode, Prefill
 from hw.device import Control, Step
 from hw.pools import DevicePool, KvLayout
-from hw.synthetic import AffineDurations, SyntheticDevice, check, fill, token_seeds
+from hw.synthetic import AffineDurations, SyntheticDevice, check, fill, launch, token_seeds
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 AT_ONCE = AffineDurations(0, 0, 0, 0)
@@ -86,13 +86,45 @@ def test_every_bit_of_a_token_counts_and_no_other(shape, tokens, place, bit):
     seeds, slots = token_seeds(np.arange(tokens), tokens), slots.astype(np.int32)
     fill(pool, seeds, slots)
     assert not check(pool, seeds, slots).any()
+    assert not launch(pool, seeds, slots, "check").any()
     at = int(place * len(pool.data))
     pool.data[at] ^= 1 << bit
     # Which token's byte is it, if any's?
     part = int(at >= pool.v_start_bytes)
     size = shape.piece_bytes(part) // shape.page_size_tokens
     owner = (at - part * pool.v_start_bytes) // size % (32 * shape.page_size_tokens)
-    assert check(pool, seeds, slots).tolist() == (slots == owner).astype(int).tolist()
+    expected = (slots == owner).astype(int).tolist()
+    assert check(pool, seeds, slots).tolist() == expected
+    assert launch(pool, seeds, slots, "check").tolist() == expected
+
+
+@given(shape=st.sampled_from(LAYOUTS), tokens=st.integers(0, 90), damage=st.integers(0, 60))
+@settings(deadline=None, max_examples=15)
+def test_the_kernel_and_the_cpu_write_and_count_the_same_words(shape, tokens, damage):
+    rng = np.random.default_rng(tokens)
+    slots = rng.permutation(96 * shape.page_size_tokens)[:tokens].astype(np.int32)
+    seeds = token_seeds(rng.integers(0, 1000, tokens), tokens)
+    pools = [DevicePool(shape, 96, where) for where in (DEVICE, "cpu")]
+    for pool in pools:
+        pool.data.fill_(0x5A)
+    launch(pools[0], seeds, slots, "fill")
+    fill(pools[1], seeds, slots)
+    assert torch.equal(pools[0].data.cpu(), pools[1].data)
+    for at in rng.integers(0, len(pools[1].data), damage).tolist():
+        for pool in pools:
+            pool.data[at] ^= 1 + at % 255
+    counted = launch(pools[0], seeds, slots, "check")
+    assert counted.tolist() == check(pools[1], seeds, slots).tolist()
+
+
+def test_more_tokens_than_are_looked_at_at_once():
+    shape = layout(page_size_tokens=16)
+    pool = DevicePool(shape, 300, DEVICE)
+    seeds, slots = token_seeds(np.arange(4800), 4800), np.arange(4800, dtype=np.int32)[::-1].copy()
+    fill(pool, seeds, slots)
+    assert not launch(pool, seeds, slots, "check").any()
+    pool.data[-1] ^= 1
+    assert check(pool, seeds, slots).nonzero().tolist() == [[0]]
 
 
 def test_filling_leaves_other_slots_alone():

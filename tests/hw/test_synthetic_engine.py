@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from fault_runs import QUICK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_runs import Fate, replayed  # makes the engine's test helpers importable
@@ -21,10 +22,8 @@ from small_workloads import random_workload
 from hicache.errors import DeviceError, TransferError
 from hicache.options import OffloadOptions, PrefetchOptions, StorageOptions
 from hw.pools import KvLayout
-from hw.synthetic import AffineDurations, SyntheticDevice
+from hw.synthetic import SyntheticDevice
 from hw.transfers.direct import Direct
-
-QUICK = AffineDurations(20_000, 100, 20_000, 0)
 
 
 def run(workload, folder, spoil=None) -> Machine:

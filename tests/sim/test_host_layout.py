@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,15 @@ def test_kernels_do_not_mind(layout) -> None:
     assert took_ns(copy("h2d"), layout, "kernel") == took_ns(copy("h2d"), mode="kernel")
 
 
+@pytest.fixture(scope="module")
+def first_requests(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Enough of the trace that every tier is read and written."""
+    path = tmp_path_factory.mktemp("layout") / "first.jsonl"
+    with AGENTS.open() as rows:
+        path.write_text("".join(islice(rows, 800)))
+    return str(path)
+
+
 def outcome(**options: object):
     given = {key.replace("__", "."): value for key, value in options.items()}
     base = {
@@ -119,10 +129,13 @@ def test_a_whole_replay_restores_more_slowly_and_says_what_it_rests_on() -> None
         ({"layout": "layer_first", "mode": "kernel"}, "has no effect: .* L3 no disk"),
     ],
 )
-def test_what_makes_no_difference_is_said(options, said) -> None:
+def test_what_makes_no_difference_is_said(first_requests, options, said) -> None:
     summary = outcome(
-        machine__transfer_mode=options["mode"], machine__host_layout=options["layout"]
+        trace__path=first_requests,
+        machine__transfer_mode=options["mode"],
+        machine__host_layout=options["layout"],
     ).summary
+    assert summary["transfers"]["h2d"]["operations"] > 100  # type: ignore[index]
     (line,) = [each for each in summary["warnings"] if "host_layout" in each]  # type: ignore[union-attr]
     assert line.startswith(f"machine.host_layout is {options['layout']}")
     import re
@@ -130,8 +143,9 @@ def test_what_makes_no_difference_is_said(options, said) -> None:
     assert re.search(said, line)
 
 
-def test_a_preset_s_layout_needs_no_excuse() -> None:
-    summary = outcome(preset="sglang-0.5.20").summary
+def test_a_preset_s_layout_needs_no_excuse(first_requests) -> None:
+    summary = outcome(trace__path=first_requests, preset="sglang-0.5.20").summary
+    assert summary["transfers"]["h2d"]["operations"] > 100  # type: ignore[index]
     assert not [each for each in summary["warnings"] if each.startswith("machine.host_layout")]  # type: ignore[union-attr]
     assert "machine.host_layout" not in str(summary["estimates"]), "it made no difference"
 

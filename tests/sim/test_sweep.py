@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -238,6 +239,21 @@ def test_traces_that_no_longer_fit_are_forgotten(
     monkeypatch.setattr(sweep_trace, "MOST_PIECES", 10)
     assert kept.open(opened[0]) is traces[0]
     assert kept.open(opened[2]) is not traces[2]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_the_caller_put_aside_stays_there(trace: str, frozen: bool) -> None:
+    """And nothing of the sweep's own, where there was nothing."""
+    job = job_of(0, load_scenario(None, {**SMALL, "trace.path": trace}))
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    before = gc.get_freeze_count()
+    (done,) = run_here([job], 1, Lost())
+    assert not done.error
+    assert gc.get_freeze_count() >= before
+    assert bool(gc.get_freeze_count()) == frozen
+    gc.freeze()
 
 
 def test_what_is_wrong_with_a_cell_is_in_its_result(trace: str) -> None:
