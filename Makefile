@@ -73,11 +73,18 @@ $(VENV)/.installed: pyproject.toml
 	@$(BIN)/python scripts/compile_loop.py || true
 	touch $@
 
+# The engine is compiled beside the large libraries' unpacking. Of these few modules are ever
+# imported: each is compiled to bytecode when it is, and kept.
+$(VENV)/.installed-dev: export PYTHONDONTWRITEBYTECODE :=
 $(VENV)/.installed-dev: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev,hw]'
-	@$(BIN)/python scripts/compile_engine.py || true
+	$(BIN)/pip install --quiet --no-compile --editable '.[fast]'
+	@$(BIN)/python scripts/compile_engine.py & compiling=$$!; \
+	trap "kill $$compiling" INT TERM; \
+	echo "$(BIN)/pip install --quiet --no-compile --editable '.[dev,hw]'"; \
+	$(BIN)/pip install --quiet --no-compile --editable '.[dev,hw]'; installed=$$?; \
+	wait $$compiling; exit $$installed
 	@$(BIN)/python scripts/compile_loop.py || true
 	touch $(VENV)/.installed $@
 
