@@ -187,12 +187,17 @@ def test_what_these_scripts_cannot_do_is_one_line(
     assert done.stderr.count("\n") == 1
 
 
-def test_judging_what_is_not_there_is_an_error_and_a_part_leaves_the_table(tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(JUDGED[-1].parent, folder / JUDGED[-1].parent.name)
-    shutil.copytree(JUDGED[-1].parents[1] / "traces", folder / "traces")
+@pytest.mark.parametrize("held", [True, False])
+def test_judging_what_is_not_there_is_an_error_and_a_part_leaves_the_table(
+    tmp_path: Path, held: bool
+) -> None:
+    """And what misses a limit is exit code 1."""
+    path = next(each for each in reversed(JUDGED) if json.loads(each.read_text())["held"] == held)
+    folder, name = tmp_path / "runs", path.parent.name
+    shutil.copytree(path.parent, folder / name)
+    shutil.copytree(path.parents[1] / "traces", folder / "traces")
     (folder / "validation.md").write_text("all of them")
-    for names, code in (("no-such", 2), (JUDGED[-1].parent.name, 0)):
+    for names, code in (("no-such", 2), (name, 0 if held else 1)):
         done = subprocess.run(
             [sys.executable, FOLDER / "judge.py", folder, "--only", names],
             env={"PATH": "", "HICACHE_COMPILED": "0"},
@@ -200,7 +205,7 @@ def test_judging_what_is_not_there_is_an_error_and_a_part_leaves_the_table(tmp_p
         )  # fmt: skip
         assert done.returncode == code, done.stderr
         assert (folder / "validation.md").read_text() == "all of them"
-        assert (f"--only no-such: there are {JUDGED[-1].parent.name}" in done.stderr) == (code == 2)
+        assert (f"--only no-such: there are {name}" in done.stderr) == (code == 2)
 
 
 @pytest.mark.parametrize("path", JUDGED, ids=lambda path: path.parent.name)
