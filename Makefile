@@ -18,11 +18,12 @@ test test-all: export PYTHONDONTWRITEBYTECODE :=
 
 # All tests, with the types beside them, which take one core for a minute; what those say comes last.
 # Either one that fails is a failure.
-tests_and_types = $(MAKE) --no-print-directory types >$(VENV)/types.txt 2>&1 & types=$$!; \
+tests_and_types = said=$(VENV)/types-$$$$.txt; \
+	$(MAKE) --no-print-directory types >$$said 2>&1 & types=$$!; \
 	trap "kill $$types" INT TERM; \
 	$(BIN)/pytest -n auto --dist loadfile $(1); tests=$$?; \
 	wait $$types; typed=$$?; \
-	cat $(VENV)/types.txt; test $$tests -eq 0 && test $$typed -eq 0
+	cat $$said; rm $$said; test $$tests -eq 0 && test $$typed -eq 0
 
 test: $(VENV)/.installed-dev style
 	@$(tests_and_types)
@@ -74,14 +75,14 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 # The engine is compiled beside the large libraries' unpacking. Of these few modules are ever
-# imported: each is compiled to bytecode when it is, and kept.
+# imported: each is compiled to bytecode when it is, and kept. At Ctrl-C the compiling tidies up.
 $(VENV)/.installed-dev: export PYTHONDONTWRITEBYTECODE :=
 $(VENV)/.installed-dev: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --editable '.[fast]'
 	@$(BIN)/python scripts/compile_engine.py & compiling=$$!; \
-	trap "kill $$compiling" INT TERM; \
+	trap : INT; trap "kill $$compiling" TERM; \
 	echo "$(BIN)/pip install --quiet --no-compile --editable '.[dev,hw]'"; \
 	$(BIN)/pip install --quiet --no-compile --editable '.[dev,hw]'; installed=$$?; \
 	wait $$compiling; exit $$installed

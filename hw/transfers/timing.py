@@ -93,8 +93,8 @@ def measure(
     # From the whole pools, as in a run: DMA of short pages takes longer the further they lie apart.
     scattered = [
         (
-            runs_of(generator.permutation(device.pages)[:size]),
-            runs_of(generator.permutation(host.pages)[:size]),
+            runs_of(generator.choice(device.pages, size, replace=False)),
+            runs_of(generator.choice(host.pages, size, replace=False)),
         )
         for size in sizes
     ]

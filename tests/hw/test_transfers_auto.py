@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import tracemalloc
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from transfer_pools import LAYOUTS, LISTS, check_copy, equal_table, make_pools
 
 from hicache.errors import TransferError
+from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool
 from hw.transfers import timing
 from hw.transfers.auto import (
@@ -22,6 +25,7 @@ from hw.transfers.auto import (
     make_backend,
 )
 from hw.transfers.direct import Direct
+from hw.transfers.lists import expand
 from hw.transfers.timing import Case, Timed, _copying, estimate_ns, measure
 
 LINE = [Timed(1, 100, 100), Timed(4, 160, 400), Timed(16, 400, 1600)]
@@ -279,3 +283,35 @@ def test_the_last_two_sizes_lie_so_far_apart_that_their_slope_says_something():
     for most, sizes in ((1, [1]), (2, [1, 2]), (5, [1, 5]), (6, [1, 4, 6]), (99, [1, 4, 13])):
         table = measure({"x": backend}, repeats=1, measured_bytes=most * page_bytes)  # pyright: ignore[reportArgumentType]
         assert [each.pages for each in table[Case("x", "d2h", "idle")]] == sizes
+
+
+class Large:
+    """Copies nothing between pools of many pages; keeps the lists that it was given."""
+
+    driver = None
+
+    def __init__(self, device_pages: int, host_pages: int) -> None:
+        self.device_pool = SimpleNamespace(pages=device_pages)
+        self.host_pool = SimpleNamespace(pages=host_pages, page_bytes=4096)
+        self.asked: list[tuple[PageRuns, PageRuns]] = []
+
+    def copy(self, direction, source, target, *, alone=False) -> None:
+        self.asked.append((source, target) if direction == "d2h" else (target, source))
+
+
+@pytest.mark.parametrize("pages", [(50_000_000, 40_000_000), (50, 3_000), (3_000, 50), (1, 1)])
+def test_scattered_pages_come_from_the_whole_pools_however_many_they_have(pages):
+    backend = Large(*pages)
+    tracemalloc.start()
+    try:
+        measure({"x": backend}, repeats=1, measured_bytes=4096 << 10)  # pyright: ignore[reportArgumentType]
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 8 << 20  # a number for each page of the pools would be 400 MB
+    for side, there in enumerate(pages):
+        lists = [expand(asked[side]) for asked in backend.asked]
+        assert all(len(set(each)) == len(each) for each in lists)
+        taken = np.concatenate(lists)
+        assert 0 <= taken.min() <= there // 20
+        assert there - 1 - there // 20 <= taken.max() < there
