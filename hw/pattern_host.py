@@ -6,7 +6,7 @@ Refuses to know pools: it is given words, and where the planes are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,12 +32,8 @@ def fill(
     """Write the pattern of tokens into their slots. `words`: the pool as signed integers;
     `width`: the power of two that a plane's words are numbered by.
     """
-    for first in range(0, len(seeds), BLOCK):
-        part = slice(first, first + BLOCK)
-        for number, plane in enumerate(planes):
-            words[_places(plane, slots[part])] = _pattern(seeds[part], number, plane, width).astype(
-                words.dtype
-            )
+    for _, places, values in _tokens(planes, width, seeds, slots):
+        words[places] = values.astype(words.dtype)
 
 
 def check(
@@ -49,18 +45,23 @@ def check(
 ) -> NDArray[np.int32]:
     """How many words of each token differ from its pattern: int32 of shape (tokens,)."""
     wrong = np.zeros(len(seeds), np.int32)
-    for first in range(0, len(seeds), BLOCK):
-        part = slice(first, first + BLOCK)
-        for number, plane in enumerate(planes):
-            value = _pattern(seeds[part], number, plane, width).astype(words.dtype)
-            wrong[part] += (words[_places(plane, slots[part])] != value).sum(1, dtype=np.int32)
+    for part, places, values in _tokens(planes, width, seeds, slots):
+        wrong[part] += (words[places] != values.astype(words.dtype)).sum(1, dtype=np.int32)
     return wrong
 
 
-def _places(plane: Plane, slots: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Where the words of tokens are: shape (tokens, words of a token)."""
-    size = plane.token_words
-    return plane.start + slots.astype(np.int64)[:, None] * size + np.arange(size)
+def _tokens(
+    planes: Sequence[Plane], width: int, seeds: NDArray[np.int32], slots: NDArray[np.int32]
+) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.uint32]]]:
+    """Some tokens of each plane at a time: which, where their words are and what these should be,
+    both of shape (tokens, words of a token).
+    """
+    for first in range(0, len(seeds), BLOCK):
+        part = slice(first, first + BLOCK)
+        for number, plane in enumerate(planes):
+            size = plane.token_words
+            places = plane.start + slots[part].astype(np.int64)[:, None] * size + np.arange(size)
+            yield part, places, _pattern(seeds[part], number, plane, width)
 
 
 def _pattern(seeds: NDArray[np.int32], number: int, plane: Plane, width: int) -> NDArray[np.uint32]:

@@ -1,6 +1,6 @@
 """Copies between L1 and L2 on a GPU: right first, then how fast, against ceilings of the same run.
 
-    python benchmarks/hw/transfers.py --out transfers.json          everything, under 90 s
+    python benchmarks/hw/transfers.py --out transfers.json          everything, some minutes
     python benchmarks/hw/transfers.py --check 100000                random transfers, no timing
     compute-sanitizer --tool memcheck python benchmarks/hw/transfers.py --sanitize
     compute-sanitizer --tool racecheck python benchmarks/hw/transfers.py --sanitize
@@ -39,6 +39,7 @@ from hw.transfers.queues import Listed
 from hw.transfers.zero_copy import ZeroCopy
 
 ROUNDS = 5  # of scattered pages
+SLOW_US = 1e5  # what takes so long, one round shows
 
 # How fast? --------------------------------------------------------------------------------------
 
@@ -66,9 +67,10 @@ def scattered_row(bench: Bench, count: int, direction: Direction) -> dict:
         lists = bench.lists(count)
         acts = {name: bench.copy(name, direction, lists) for name in names}
         for name, act in (("plain", plain), *acts.items()):
+            if number and times[name][0] > SLOW_US:
+                continue
             once_us = timed_us(act, 1)
-            if once_us < 1e5 or number == 0:  # what takes so long, one round shows
-                times[name].append(timed_us(act, repeats if once_us < 1e5 else 2))
+            times[name].append(timed_us(act, repeats if once_us < SLOW_US else 2))
         device_us["plain"] += [plain() / 1e3 for _ in range(repeats)]
         device_us["auto"] += [acts["auto"]().device_ns / 1e3 for _ in range(repeats)]
     return {

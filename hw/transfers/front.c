@@ -480,8 +480,9 @@ static void relax(void) {
 }
 
 /* Until the queue has reached `end`. A word that it writes behind that is seen a microsecond or two
- * before the driver's wait returns; of a device that failed it is never written. Nothing else ends
- * this: a word that is still to come would be written into memory that may be somebody else's.
+ * before the driver's wait returns; of a device that failed it is never written. Nothing but
+ * such a failure ends this before: a word that is still to come would be written into memory that
+ * may be somebody else's.
  */
 static int await_end(struct front *f) {
     uint32_t turn = ++f->turn;

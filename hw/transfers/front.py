@@ -159,10 +159,7 @@ class Front:
         """Read two lists, for `run`: how many pages there are, in how many extents. None for what
         it is not for: lists that are wrong, too.
         """
-        if self._read(self._at, device, host):
-            return None
-        ground = self.ground
-        return ground.pages, ground.extents
+        return None if self._read(self._at, device, host) else self.found()
 
     def found(self) -> tuple[int, int]:
         """As `read`, of what was read last, by `copy` or there; no pages where it was refused."""

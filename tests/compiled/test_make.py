@@ -105,6 +105,7 @@ def test_ctrl_c_ends_the_compiling_beside_the_installation_and_it_tidies_up(tmp_
         if "No compiled engine" in first:
             pytest.skip(first)
         while not list(folder.parent.glob("making-*")):
+            assert begun.poll() is None, begun.stdout.read()
             time.sleep(0.01)
         os.killpg(begun.pid, signal.SIGINT)
         assert begun.communicate(timeout=20)[0] == ""
