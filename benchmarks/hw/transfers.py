@@ -8,8 +8,9 @@
 For the sanitizer set PYTORCH_NO_CUDA_MEMORY_CACHING=1: PyTorch's cache would hide what lies beyond
 a tensor. Times are of the whole blocking call on the host's clock, medians, by a thread that works
 for the link alone, as a run's does; the ceiling (one plain pinned copy of the same bytes) goes
-through the same queue, between the same two marks. Without a GPU only the check runs, by
-the interpreter and slowly. Geometry: Qwen3-8B, bf16.
+through the same queue, between the same two marks, and is waited for by the driver's own call; a
+copy in C is by a word that the device writes, 1.5 us sooner (`device` compares without waits).
+Without a GPU only the check runs, by the interpreter and slowly. Geometry: Qwen3-8B, bf16.
 Exit code 1: something was not right, or a target was missed (`--targets none` only reports).
 """
 

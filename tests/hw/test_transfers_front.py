@@ -6,100 +6,24 @@ import ctypes
 import subprocess
 import sys
 import textwrap
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from fake_driver import QUEUE, SIDE, FakeDriver, FakeMover
+from fake_driver import FakeDriver
+from front_rig import LAYOUT, Rig, any_library, front_over, library, random_lists
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_calls import compiled_front, front_without_headers
-from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS, make_pools, pieces
+from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS
 
 from hicache.errors import TransferError
-from hw.pools import DevicePool, HostPool, KvLayout
-from hw.transfers.auto import Auto
-from hw.transfers.direct import Direct
-from hw.transfers.front import Front
-from hw.transfers.front_native import BUFFERS, Plan, Way
-from hw.transfers.lists import Lists, expand, runs_of
-from hw.transfers.timing import Case, Timed
+from hw.pools import DevicePool, HostPool
+from hw.transfers.front_native import Plan
+from hw.transfers.lists import Lists
 
-LAYOUT = LAYOUTS["gqa_bf16"]
+__all__ = ["any_library", "library"]
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return compiled_front(tmp_path_factory.getbasetemp() / "native")
-
-
-@pytest.fixture(params=["with Python's headers", "without"])
-def any_library(request, tmp_path_factory):
-    make = compiled_front if request.param != "without" else front_without_headers
-    return make(tmp_path_factory.getbasetemp() / "native")
-
-
-def front_over(library, driver: FakeDriver, device: DevicePool, host: HostPool) -> Front:
-    return Front(library, driver, device, host, SimpleNamespace(handle=QUEUE, running=nullcontext))
-
-
-class Rig:
-    """Two pools, a front over them, and a plan."""
-
-    def __init__(
-        self, library, layout: KvLayout, way: Way, *, seed: int = 0, cut: tuple[int, ...] = (),
-        fails: int | None = None, batches: str = "now", words: str = "writes",
-        missing: bool = False, **options,
-    ) -> None:  # fmt: skip
-        """cut: pages of a chunk, of what is one chunk, of the first, the last; layers by rows."""
-        self.device, self.host = make_pools(layout, seed=seed, **options)
-        self.driver = FakeDriver(layout, seed, batches=batches, words=words, fails=fails)
-        self.front = front_over(library, self.driver, self.device, self.host)
-        self.plan = plan = Plan.of(way)
-        chunk, *parts, rows = cut or (3, 3, 2, 1, 0)
-        whole, head, tail = (min(chunk, each) for each in parts)
-        self.work = torch.zeros(BUFFERS * chunk * self.host.page_bytes, dtype=torch.uint8)
-        plan.side, plan.chunk_pages, plan.work_address = SIDE, chunk, self.work.data_ptr()
-        plan.whole_pages, plan.head_pages, plan.tail_pages, plan.row_layers = (
-            whole,
-            head,
-            tail,
-            rows,
-        )
-        plan.learn(FakeMover(self.device, missing=missing), dense=way == "staged")  # pyright: ignore[reportArgumentType]
-
-    def check(self, direction, lists, *, at_once: bool = False) -> None:
-        """Copy; then every page of both pools is what it must be, and nothing is left to do.
-        at_once: reading and copying are one call.
-        """
-        on_device, on_host = (torch.from_numpy(expand(runs)) for runs in lists)
-        device, host = pieces(self.device), pieces(self.host)
-        for there, here in zip(device, host, strict=True):
-            if direction == "h2d":
-                there[:, on_device] = here[:, on_host]
-            else:
-                here[:, on_host] = there[:, on_device]
-        took_ns = 250_000 if len(on_device) else 0
-        if at_once:
-            assert self.front.copy(*lists, direction, self.plan) == took_ns
-        else:
-            assert self.front.read(*lists)
-            assert self.front.run(self.plan, direction) == took_ns
-        assert self.driver.under_way == 0
-        for wanted, pool in ((device, self.device), (host, self.host)):
-            for part, found in zip(wanted, pieces(pool), strict=True):
-                assert torch.equal(part, found)
-
-
-def random_lists(seed: int, count: int):
-    generator = np.random.default_rng(seed)
-    return tuple(
-        runs_of(generator.permutation(pages)[:count]) for pages in (DEVICE_PAGES, HOST_PAGES)
-    )
 
 
 @pytest.mark.parametrize("direction", ["h2d", "d2h"])
@@ -314,81 +238,12 @@ def test_more_than_can_be_remembered_is_forgotten_not_mistaken(library):
     host.close()
 
 
-class Alike(Direct):
-    """A back-end over a front of the fake device; counts what it is told to settle."""
-
-    def __init__(self, rig: Rig, name: str) -> None:
-        super().__init__(rig.device, rig.host)
-        self.front, self.plan, self.name = rig.front, Plan.of("rows"), name
-        self.settled = 0
-
-    def settle(self) -> None:
-        self.settled += 1
-
-
 @pytest.mark.parametrize("way", ["staged", "zero_copy"])
 def test_the_first_copy_at_once_makes_room_for_its_lists(library, way):
     rig = Rig(library, LAYOUT, way)
     assert rig.front.ground.list_room == 0
     rig.check("h2d", random_lists(1, 9), at_once=True)
     assert rig.front.ground.list_room >= 18
-
-
-@pytest.mark.parametrize("how", ["alone", "by auto"])
-def test_lists_are_read_once_before_python_copies_what_has_no_kernel(library, monkeypatch, how):
-    rig = Rig(library, LAYOUT, "staged", missing=True)
-    backend = Alike(rig, "x")
-    backend.plan = rig.plan
-    times = [Timed(1, 5, 5), Timed(13, 13 * 5, 13 * 5)]
-    table = {
-        Case("x", direction, busy): times
-        for direction in ("h2d", "d2h")
-        for busy in ("idle", "busy")
-    }
-    copier = Auto({"x": backend}, table) if how == "by auto" else backend  # pyright: ignore[reportArgumentType]
-    device, host = LISTS["fragmented"]
-    copier.copy("h2d", host, device, alone=True)  # pins L2
-    if isinstance(copier, Auto):
-        copier._is_pinned = True
-    monkeypatch.setattr(rig.front, "read", None)  # `Front.copy` has
-    wanted = [part.clone() for part in pieces(rig.device)]
-    for part in pieces(rig.device):
-        part.zero_()
-    copier.copy("h2d", host, device, alone=True)
-    pages = torch.from_numpy(expand(device))
-    for part, found in zip(wanted, pieces(rig.device), strict=True):
-        assert torch.equal(part[:, pages], found[:, pages])
-    assert rig.driver.calls == 0
-    with pytest.raises(TransferError, match="1 pages of L1 against 2 of L2"):
-        copier.copy("h2d", ((0, 2),), ((0, 1),), alone=True)
-
-
-def test_auto_copies_again_by_one_call_what_it_has_picked(library, monkeypatch):
-    rig = Rig(library, LAYOUT, "rows")
-    table = {
-        Case(name, direction, busy): [Timed(1, time, time), Timed(13, 13 * time, 13 * time)]
-        for direction in ("h2d", "d2h")
-        for busy in ("idle", "busy")
-        for name, time in (("x", 5 if busy == "idle" else 9), ("y", 7))
-    }
-    candidates = {name: Alike(rig, name) for name in ("x", "y")}
-    auto = Auto(candidates, table)  # pyright: ignore[reportArgumentType]
-    lists = LISTS["fragmented"]
-    for busy, name in (("idle", "x"), ("busy", "y")):
-        if busy == "busy":
-            auto.traffic.enter("d2h")
-        auto.copy("h2d", lists[1], lists[0], alone=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(rig.front, "read", None)  # not asked any more
-            auto.picked = ""
-            assert auto.copy("h2d", lists[1], lists[0], alone=True).device_ns == 250_000
-            assert auto.picked == name
-    rig.driver.fails = rig.driver.calls
-    with pytest.raises(TransferError):
-        auto.copy("h2d", lists[1], lists[0], alone=True)
-    assert [each.settled for each in candidates.values()] == [1, 1]
-    rig.driver.fails = None
-    rig.driver.settle()
 
 
 def test_short_runs_over_borders_of_pinned_memory_have_room(library):
@@ -413,7 +268,7 @@ def test_a_thread_that_still_copies_at_exit_ends_nobodys_process_badly(library, 
         import ctypes, sys, threading, time
         sys.path[:0] = {[str(each) for each in (REPOSITORY, REPOSITORY / "tests" / "hw")]}
         from fake_driver import FakeDriver
-        from test_transfers_front import LAYOUT, front_over
+        from front_rig import LAYOUT, front_over
         from hw.pools import DevicePool, HostPool
         from hw.transfers import front_native
         slow = ctypes.cast(ctypes.CDLL({str(slow)!r}).slow, ctypes.c_void_p).value
