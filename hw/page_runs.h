@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { NEAR = 8, FAR = 16 }; /* items ahead, whose numbers and which themselves are fetched */
+
 #if __has_include(<Python.h>) && !defined(STABLE_INTERFACE)
 #include <Python.h>
 typedef PyObject object;
@@ -25,6 +27,15 @@ static inline int64_t number(object *o) {
 #endif
     return PyLong_AsLongLong(o);
 }
+/* What reading item `i` will want. Lists that were made long ago lie about in memory. */
+static inline void expect(object *list, ptrdiff_t i, ptrdiff_t end) {
+    if (i + FAR < end) __builtin_prefetch(item(list, i + FAR));
+    if (i + NEAR >= end) return;
+    object *pair = item(list, i + NEAR);
+    if (length(pair) != 2) return;
+    __builtin_prefetch(item(pair, 0));
+    __builtin_prefetch(item(pair, 1));
+}
 #else
 typedef struct _object object;
 extern ptrdiff_t PyTuple_Size(object *);
@@ -36,6 +47,7 @@ extern void PyEval_RestoreThread(void *);
 #define length PyTuple_Size
 #define item PyTuple_GetItem
 #define number PyLong_AsLongLong
+#define expect(list, i, end)
 #endif
 
 enum { NOT_MINE = -1 };
@@ -69,6 +81,7 @@ static inline int64_t read_runs(object *list, int64_t at, int64_t end, int64_t c
     int64_t total = 0;
     if (at < end && count_runs(list) < end) return NOT_MINE;
     for (; at < end; at++) {
+        expect(list, at, end);
         if (!read_run(item(list, at), capacity, next)) {
             PyErr_Clear();
             return NOT_MINE;

@@ -64,7 +64,7 @@ struct plan { /* one back-end's */
     int64_t work_address, chunk_pages;
     /* Chunks of a staged transfer, in pages: see front.py. */
     int64_t whole_pages, head_pages, tail_pages;
-    int64_t row_layers; /* of the page at the open end, that go by rows */
+    int64_t row_layers[2]; /* by direction: of the page at the open end, that go by rows */
     struct kernel kernel[2]; /* by direction */
 };
 
@@ -389,15 +389,15 @@ static int64_t cut(const struct plan *p, int direction, int64_t first, int64_t s
 /* DMAs and scatters, chunk by chunk; the rows that come last hide the scatter before them. */
 static int load(struct front *f, const struct plan *p) {
     const struct kernel *k = &p->kernel[H2D];
-    int64_t stop, chunk = 0, kept = f->layers - p->row_layers;
+    int64_t stop, chunk = 0, by_row = p->row_layers[H2D], kept = f->layers - by_row;
     for (int64_t first = 0; first < f->pages; first = stop, chunk++) {
         int buffer = chunk % BUFFERS;
         int64_t at = buffer_of(f, p, chunk);
-        stop = cut(p, H2D, first, f->pages, p->row_layers > 0);
+        stop = cut(p, H2D, first, f->pages, by_row > 0);
         int is_last = stop == f->pages;
         if (chunk >= BUFFERS) PASS(wait(f, f->queue, f->free[buffer]));
-        PASS(dma(f, H2D, at, first, stop, is_last ? p->row_layers * f->layer_bytes : 0));
-        if (is_last && !p->row_layers) { /* nothing hides this one */
+        PASS(dma(f, H2D, at, first, stop, is_last ? by_row * f->layer_bytes : 0));
+        if (is_last && !by_row) { /* nothing hides this one */
             if (!chunk) {
                 PASS(wait(f, p->side, f->begin));
                 PASS(upload(f, 1, p->side));
@@ -409,7 +409,7 @@ static int load(struct front *f, const struct plan *p) {
         PASS(record(f, f->there[buffer], f->queue));
         if (is_last) {
             int64_t *each = f->extent[f->extents - 1], last = each[2] - 1;
-            PASS(rows_of(f, H2D, each[0] + last, each[1] + last, 1, kept, p->row_layers));
+            PASS(rows_of(f, H2D, each[0] + last, each[1] + last, 1, kept, by_row));
         }
         if (!chunk) {
             PASS(wait(f, p->side, f->begin)); /* what the queue has waited for */
@@ -428,7 +428,7 @@ static int load(struct front *f, const struct plan *p) {
 /* The same backwards: the rows that go first hide the gather of what follows. */
 static int store(struct front *f, const struct plan *p) {
     const struct kernel *k = &p->kernel[D2H];
-    int64_t stop, chunk = 0, by_row = p->row_layers;
+    int64_t stop, chunk = 0, by_row = p->row_layers[D2H];
     if (by_row) {
         PASS(rows_of(f, D2H, f->extent[0][0], f->extent[0][1], 1, 0, by_row));
         PASS(wait(f, p->side, f->begin)); /* what the queue has waited for */
@@ -460,12 +460,12 @@ static int store(struct front *f, const struct plan *p) {
 
 /* ---- All of it ------------------------------------------------------------------------------ */
 
-static int is_all_rows(struct front *f, const struct plan *p) {
-    return p->way == ROWS || (p->way == STAGED && p->row_layers && f->pages == 1);
+static int is_all_rows(struct front *f, const struct plan *p, int direction) {
+    return p->way == ROWS || (p->way == STAGED && p->row_layers[direction] && f->pages == 1);
 }
 
 static int enqueue(struct front *f, const struct plan *p, int direction) {
-    if (is_all_rows(f, p)) return by_rows(f, direction);
+    if (is_all_rows(f, p, direction)) return by_rows(f, direction);
     if (p->way == STAGED) return direction == H2D ? load(f, p) : store(f, p);
     PASS(upload(f, 2, f->queue));
     return launch(f, &p->kernel[direction], f->host_address, 0, f->pages, 0, f->layers, f->queue);
@@ -505,7 +505,7 @@ static int await_end(struct front *f) {
  * enqueued must still be waited for.
  */
 int front_run(struct front *f, const struct plan *p, int direction) {
-    int has_kernel = !is_all_rows(f, p);
+    int has_kernel = !is_all_rows(f, p, direction);
     f->plan = p, f->device_ns = 0;
     if (has_kernel && !p->kernel[direction].function) return NOT_MINE;
     if (has_kernel && p->way == STAGED && !p->work_address) return NOT_MINE;

@@ -57,8 +57,10 @@ _CALLS = (
     "cuStreamWaitEvent", "cuEventSynchronize", "cuEventElapsedTime", "cuStreamWriteValue32",
 )  # fmt: skip
 NOT_MINE, NO_ROOM = -1, -3  # of front.c
-# Rows so long cross at nine tenths of the link's speed, and half of such a page hides a scatter.
+# Rows so long cross at eight to nine tenths of the link's speed. Such a part of a page of so many
+# bytes hides what the kernel does: loads lose more by each row, stores begin with a gather.
 ROW_BYTES, ROW_PAGE_BYTES = 32 << 10, 2 << 20
+ROW_PARTS: dict[Direction, int] = {"h2d": 3, "d2h": 2}
 
 
 class Calls(Protocol):
@@ -148,12 +150,14 @@ class Front:
         """Whether these are its pools."""
         return self._pools[0] is device_pool and self._pools[1] is host_pool
 
-    def row_layers(self) -> int:
-        """How many layers of the page at a staged copy's open end go by rows: half, or none."""
+    def row_layers(self, direction: Direction) -> int:
+        """How many layers of the page at a staged copy's open end go by rows; where rows are slow,
+        none.
+        """
         layout = self._pools[0].layout
         shortest = min(layout.piece_bytes(part) for part in range(layout.parts))
         is_long = shortest >= ROW_BYTES and self.ground.page_bytes >= ROW_PAGE_BYTES
-        return layout.layers // 2 if is_long and self.copies_rows else 0
+        return layout.layers // ROW_PARTS[direction] if is_long and self.copies_rows else 0
 
     def read(self, device: PageRuns, host: PageRuns) -> tuple[int, int] | None:
         """Read two lists, for `run`: how many pages there are, in how many extents. None for what

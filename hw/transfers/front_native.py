@@ -59,8 +59,9 @@ class Plan(ctypes.Structure):
         ("way", ctypes.c_int64),
         ("side", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in (
-            "work_address", "chunk_pages", "whole_pages", "head_pages", "tail_pages", "row_layers",
+            "work_address", "chunk_pages", "whole_pages", "head_pages", "tail_pages",
         )),
+        ("row_layers", ctypes.c_int64 * 2),
         ("kernel", Kernel * 2),
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ from hw.transfers.backend import TransferBackend
 from hw.transfers.chunks import Chunk, Cutter
 from hw.transfers.direct import send
 from hw.transfers.driver import Direction, Driver
-from hw.transfers.front_native import BUFFERS, Plan
+from hw.transfers.front_native import BUFFERS, DIRECTIONS, Plan
 from hw.transfers.host_copy import HostCopier
 from hw.transfers.kernels import Mover
 from hw.transfers.layerwise import LayerLoad
@@ -90,8 +90,10 @@ class Staged(TransferBackend):
             self.plan = plan = Plan.of("staged")
             plan.side, plan.chunk_pages = self._beside.handle, chunk_pages
             plan.whole_pages, plan.head_pages, plan.tail_pages = self.cutter.limits
-            wanted = self.front.row_layers() if row_layers is None else row_layers
-            plan.row_layers = min(wanted, self.layout.layers - 1)  # a DMA of nothing is refused
+            for each, number in DIRECTIONS.items():
+                wanted = self.front.row_layers(each) if row_layers is None else row_layers
+                # A DMA of nothing is refused.
+                plan.row_layers[number] = min(wanted, self.layout.layers - 1)
 
     def close(self) -> None:
         """Give the buffers back."""

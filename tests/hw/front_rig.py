@@ -52,12 +52,8 @@ class Rig:
         whole, head, tail = (min(chunk, each) for each in parts)
         self.work = torch.zeros(BUFFERS * chunk * self.host.page_bytes, dtype=torch.uint8)
         plan.side, plan.chunk_pages, plan.work_address = SIDE, chunk, self.work.data_ptr()
-        plan.whole_pages, plan.head_pages, plan.tail_pages, plan.row_layers = (
-            whole,
-            head,
-            tail,
-            rows,
-        )
+        plan.whole_pages, plan.head_pages, plan.tail_pages = whole, head, tail
+        plan.row_layers[:] = rows, rows
         plan.learn(FakeMover(self.device, missing=missing), dense=way == "staged")  # pyright: ignore[reportArgumentType]
 
     def check(self, direction, lists, *, at_once: bool = False) -> None:

@@ -18,7 +18,7 @@ from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, LISTS
 
 from hicache.errors import TransferError
 from hw.pools import DevicePool, HostPool
-from hw.transfers.front_native import Plan
+from hw.transfers.front_native import DIRECTIONS, Plan
 from hw.transfers.lists import Lists
 
 __all__ = ["any_library", "library"]
@@ -123,9 +123,11 @@ def test_what_it_is_not_for_is_left_to_python(library):
         assert rig.front.read(*lists)
         assert rig.front.run(rig.plan, "h2d") is None
     assert without_kernels.driver.calls == without_buffers.driver.calls == 0
-    # One page alone needs none, if it may go by rows.
-    without_kernels.plan.row_layers = 1
+    # One page alone needs none, if it may go by rows in that direction.
+    without_kernels.plan.row_layers[DIRECTIONS["h2d"]] = 1
     without_kernels.check("h2d", LISTS["single"])
+    assert without_kernels.front.read(*LISTS["single"])
+    assert without_kernels.front.run(without_kernels.plan, "d2h") is None
 
 
 @pytest.mark.parametrize(
