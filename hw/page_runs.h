@@ -41,6 +41,7 @@ typedef struct _object object;
 extern ptrdiff_t PyTuple_Size(object *);
 extern object *PyTuple_GetItem(object *, ptrdiff_t);
 extern long long PyLong_AsLongLong(object *);
+extern object *PyLong_FromLongLong(long long);
 extern void PyErr_Clear(void);
 extern void *PyEval_SaveThread(void);
 extern void PyEval_RestoreThread(void *);

@@ -3,7 +3,8 @@
     Python                                   C (front.c)
     read(lists)      lock of the interpreter kept     lists -> runs, extents
     run(plan)        let go of                        enqueue all, wait, take the device's time
-    copy(lists)      first kept, then let go of       both, by a plan that is given or remembered
+    copy(lists)      first kept, then let go of       both, by a plan that is given or remembered:
+                                                      a function of Python's own, not of ctypes'
 
 From Python a call of the driver's takes two microseconds, and what is around it as much again:
 ten of the 185 that 9 MiB take to cross the link, twenty where pages are small. Three ways:
@@ -109,13 +110,14 @@ class Front:
         queue: Stream,
     ) -> None:
         self._read, self._run = library.read, library.run
-        self._copy, self._remember = library.copy, library.remember
+        self._remember = library.remember
         self._calls = calls
         self._pools = (device_pool, host_pool)
         self._lists: tuple[torch.Tensor, torch.Tensor] | None = None
         layout = device_pool.layout
         self.ground = ground = Ground()
         self._at = ctypes.addressof(ground)
+        self._copy = library.copier(self._at)
         self._queue = queue
         # Not at exit: a thread that is left behind may be copying then.
         weakref.finalize(self, library.free, ctypes.byref(ground)).atexit = False
@@ -192,9 +194,9 @@ class Front:
         such lists, None where nothing is; busy: what the other direction is. Raises as `run`.
         """
         self._calls.enter()
-        at = None if plan is None else plan.at
-        code = self._copy(self._at, device, host, at, DIRECTIONS[direction], busy)
-        return self._told(code, direction) if code else self.ground.device_ns
+        at = 0 if plan is None else plan.at
+        device_ns = self._copy(device, host, at, DIRECTIONS[direction], busy)
+        return device_ns if device_ns >= 0 else self._told(self.ground.code, direction)
 
     def remember(self, plan: Plan, direction: Direction, *, busy: bool) -> None:
         """What was read last, and lists of as many pages in as many extents, are for `plan`."""

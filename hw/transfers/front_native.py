@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from hw.native_code import FOLDER, loaded, path_of, python_abi
 
 if TYPE_CHECKING:
+    from hicache.operations import PageRuns
     from hw.transfers.driver import Direction
     from hw.transfers.kernels import Mover
 
@@ -108,7 +109,7 @@ class Ground(ctypes.Structure):
             "list_room", "list_host", "list_device",
         )),
         *((name, ctypes.c_int64) for name in (
-            "pages", "extents", "device_ns", "failed_call",
+            "pages", "extents", "device_ns", "code", "failed_call",
         )),
         ("plan", ctypes.c_void_p),
         ("turn", ctypes.c_int64),
@@ -138,11 +139,10 @@ class Library:
         locked = ctypes.PyDLL(str(path))
         self.read = locked.front_read
         self.read.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
-        self.copy = locked.front_copy
-        self.copy.argtypes = [*self.read.argtypes, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self.remember = locked.front_remember
         self.remember.restype = None
         self.remember.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+        self._method = ctypes.addressof(ctypes.c_char.in_dll(locked, "front_method"))
         library = ctypes.CDLL(str(path))
         self.run: Callable[[int, int, int], int] = library.front_run
         library.front_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
@@ -153,6 +153,13 @@ class Library:
             each.restype = ctypes.c_int64
         if [each() for each in sizes] != [ctypes.sizeof(Ground), ctypes.sizeof(Plan)]:
             raise OSError(f"{path.name}: another layout than front.py's")
+
+    def copier(self, at: int) -> Callable[[PageRuns, PageRuns, int, int, bool], int]:
+        """`front_call` for the front at this address. Neither is kept alive by it."""
+        make = ctypes.pythonapi.PyCFunction_NewEx
+        make.restype = ctypes.py_object
+        make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+        return make(self._method, at, None)
 
 
 def open_library(path: Path) -> Library:

@@ -26,7 +26,7 @@ from hw.transfers.auto import (
 )
 from hw.transfers.direct import Direct
 from hw.transfers.lists import expand
-from hw.transfers.timing import Case, Timed, _copying, estimate_ns, measure
+from hw.transfers.timing import DRAWS, TRIED, Case, Timed, _copying, estimate_ns, measure
 
 LINE = [Timed(1, 100, 100), Timed(4, 160, 400), Timed(16, 400, 1600)]
 
@@ -210,10 +210,12 @@ class Counting(Sleeper):
     def __init__(self, more_ms: int = 0) -> None:
         super().__init__([], [])
         self.pages: set[int] = set()
+        self.copies: list[PageRuns] = []
         self._more_s = more_ms / 1000
 
     def copy(self, direction, source, target, *, alone=False) -> None:
         self.pages.add(sum(count for _, count in source))
+        self.copies.append(source)
         time.sleep(self._more_s)
         super().copy(direction, source, target, alone=alone)
 
@@ -230,6 +232,18 @@ def test_from_where_a_size_is_sure_twins_copy_it_and_what_is_hopeless_is_left_ou
     assert (quick.pages, slow.pages) == ({1, 4, 13}, {1, 4})
     for case, timed in table.items():
         assert [each.pages for each in timed] == [1, 4, 13][: 2 if case.backend == "slow" else 3]
+
+
+def test_who_is_far_slower_takes_few_turns_and_the_others_copy_several_lists():
+    backends = {name: Counting(more_ms) for name, more_ms in (("quick", 0), ("slow", 9))}
+    table = measure(backends, repeats=9)  # pyright: ignore[reportArgumentType]
+    sizes = [each.pages for each in table[Case("slow", "h2d", "idle")]]
+    assert sizes == [1, 4, 13]
+    ways, warm_up = 2 * 2, 1  # directions; in a run and scattered
+    for name, turns in (("quick", 9), ("slow", TRIED)):
+        asked = [pages for pages in backends[name].copies if expand(pages).size == 4]
+        assert len(asked) == ways * (warm_up + turns)
+        assert len(set(asked)) == 1 + 2 * min(turns, DRAWS)  # each side's, and the run
 
 
 class SlowTwin(Sleeper):
