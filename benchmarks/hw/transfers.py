@@ -56,7 +56,8 @@ def scattered(bench: Bench, sizes: tuple[int, ...]) -> list[dict]:
 
 def scattered_row(bench: Bench, count: int, direction: Direction) -> dict:
     """Microseconds, medians over ROUNDS of medians. In each round all take their turn, on other
-    pages than before: so that a drift of the link is everybody's.
+    pages and in another order than before: so that a drift of the link is everybody's, and so is
+    coming after one whose hundreds of pieces leave other caches behind.
     """
     moved = count * bench.layout.page_bytes
     repeats = 9 if moved < 64 * MIB else 3
@@ -67,7 +68,9 @@ def scattered_row(bench: Bench, count: int, direction: Direction) -> dict:
     for number in range(ROUNDS):
         lists = bench.lists(count)
         acts = {name: bench.copy(name, direction, lists) for name in names}
-        for name, act in (("plain", plain), *acts.items()):
+        acts["plain"] = plain
+        for name in bench.generator.permutation(list(acts)):
+            act = acts[name]
             if number and times[name][0] > SLOW_US:
                 continue
             once_us = timed_us(act, 1)

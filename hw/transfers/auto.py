@@ -153,8 +153,14 @@ class Auto:
         alone: bool = False,
     ) -> LayerLoad:
         """As `TransferBackend.load_layers`, by what needs no work buffer."""
-        lists = lists_of("h2d", source, target)
-        self.picked = self.pick("h2d", lists, "idle", layers=True)
+        found = None
+        if self._front is not None:
+            with self._lock:
+                found = self._front.read(target, source)
+        if found is not None and found[0]:  # pages
+            self.picked = self.pick_of("h2d", *found, "idle", layers=True)
+        else:
+            self.picked = self.pick("h2d", lists_of("h2d", source, target), "idle", layers=True)
         return self.candidates[self.picked].load_layers(source, target, inputs, load, alone=alone)
 
     @property

@@ -156,11 +156,13 @@ class TransferBackend(ABC):
         load = load or LayerLoad(self.layout.layers)
         self._lock.acquire()
         try:
-            lists = lists_of("h2d", source, target)
-            setup_ns = self._begin(lists, inputs, alone=alone)
-            load.begin(self.queue)
-            if lists.pages:
-                setup_ns += self._move_layers(lists, load)
+            setup_ns = self._load_by_front(source, target, inputs, load, alone=alone)
+            if setup_ns is None:
+                lists = lists_of("h2d", source, target)
+                setup_ns = self._begin(lists, inputs, alone=alone)
+                load.begin(self.queue)
+                if lists.pages:
+                    setup_ns += self._move_layers(lists, load)
             load.end(self._lock.release, setup_ns)
         except BaseException as error:
             load.fail(error)
@@ -168,6 +170,29 @@ class TransferBackend(ABC):
             self._lock.release()
             raise
         return load
+
+    def _load_by_front(
+        self,
+        host: PageRuns,
+        device: PageRuns,
+        inputs: Iterable[Mark],
+        load: LayerLoad,
+        *,
+        alone: bool,
+    ) -> int | None:
+        """Enqueue all layers without Python; the set-up, in ns. None where the front refuses."""
+        front, plan = self.front, self.plan
+        if front is None or plan is None or not plan.loads_layers:
+            return None
+        found = front.read(device, host)
+        if found is None or not found[0]:  # wrong lists, or no pages
+            return None
+        self._wait_for_inputs(inputs, alone=alone)
+        setup_ns = 0 if self.is_pinned else self._pin(host)
+        layers = front.begin_load(plan)
+        load.begin_by(layers)
+        layers.load()
+        return setup_ns
 
     @abstractmethod
     def _move(self, direction: Direction, lists: Lists) -> int:

@@ -4,6 +4,7 @@
  *     front_read(lists)  with the interpreter's lock: see page_runs.h
  *     front_run(plan)    without: enqueue everything, wait, take the device's time
  *     front_call         both, by a plan that is given, or that is remembered for such lists
+ *     front_load_layers  what was read, layer by layer: see front_layers.h
  *
  * Two streams: `queue` has the DMAs, `side` the kernels that run beside them. Calls go through the
  * driver's functions as they are given, so that tests can stand in for a device.
@@ -66,6 +67,7 @@ struct plan { /* one back-end's */
     int64_t whole_pages, head_pages, tail_pages;
     int64_t row_layers[2]; /* by direction: of the page at the open end, that go by rows */
     struct kernel kernel[2]; /* by direction */
+    struct kernel layer_kernel; /* of loads layer by layer */
 };
 
 struct pick { /* of so many pages in so many extents, one way, beside the other or not */
@@ -92,6 +94,7 @@ struct front {
     void *begin, *end, *listed;           /* events */
     void *there[BUFFERS], *free[BUFFERS]; /* of a buffer: filled, and empty again */
     int64_t word;                         /* pinned: the number of the copy that is over */
+    void **layered;                       /* events: each layer is there */
 
     /* The pools. */
     int64_t device_pages, host_pages, pages_per_chunk, page_bytes;
@@ -107,6 +110,7 @@ struct front {
 
     /* This file's own. */
     int64_t turn; /* of `word` */
+    int64_t load, loaded; /* by layers: its number, and how many are enqueued or FAILED; atomic */
     int64_t room, runs[2];
     struct run *list; /* the device's, and from `room` on the host's */
     int64_t extent_room;
@@ -321,16 +325,30 @@ static int64_t buffer_of(struct front *f, const struct plan *p, int64_t chunk) {
 
 /* ---- Through work buffers ------------------------------------------------------------------- */
 
+static int make_room_for_pieces(struct front *f, int64_t count) {
+    if (count <= f->piece_room) return 0;
+    free(f->pieces);
+    f->pieces = malloc(3 * count * sizeof *f->pieces);
+    f->piece_room = f->pieces ? count : 0;
+    return f->pieces ? 0 : NO_MEMORY;
+}
+
+/* The first `found` of the pieces, in batches. */
+static int send_pieces(struct front *f, int64_t found) {
+    int64_t most = FIRST_PIECES, sent = 0;
+    for (; sent < found; most = PIECES) {
+        int64_t count = found - sent < most ? found - sent : most;
+        PASS(copy_batch(f, sent, count));
+        sent += count;
+    }
+    return 0;
+}
+
 /* The DMAs of the pages [first, stop) of the lists between L2 and a buffer, each run one; without
  * `skipped` bytes of the first page (when storing) or of the last (when loading). */
 static int dma(struct front *f, int direction, uint64_t buffer, int64_t first, int64_t stop,
                int64_t skipped) {
-    if (stop - first > f->piece_room) {
-        free(f->pieces);
-        f->pieces = malloc(3 * (stop - first) * sizeof *f->pieces);
-        f->piece_room = f->pieces ? stop - first : 0;
-        if (!f->pieces) return NO_MEMORY;
-    }
+    PASS(make_room_for_pieces(f, stop - first));
     uint64_t *at[2] = {f->pieces, f->pieces + f->piece_room}, *sizes = at[1] + f->piece_room;
     uint64_t *device = at[direction == D2H], *host = at[direction == H2D];
     int64_t found = 0, place = 0, last = -1, per = f->pages_per_chunk;
@@ -362,13 +380,7 @@ static int dma(struct front *f, int direction, uint64_t buffer, int64_t first, i
             PASS(copy(f, direction, device[i], host[i], sizes[i]));
         return 0;
     }
-    int64_t most = FIRST_PIECES, sent = 0;
-    for (; sent < found; most = PIECES) {
-        int64_t count = found - sent < most ? found - sent : most;
-        PASS(copy_batch(f, sent, count));
-        sent += count;
-    }
-    return 0;
+    return send_pieces(f, found);
 }
 
 /* Where the chunk that begins at `first` ends. `hidden`: something else is at the open end. What is
@@ -500,6 +512,15 @@ static int await_end(struct front *f) {
     return 0;
 }
 
+/* Wait for all that was enqueued between `begin` and `end`, and take the device's time. */
+static int finish(struct front *f) {
+    float time_ms = 0;
+    PASS(await_end(f));
+    TRY(ELAPSED, f->elapsed(&time_ms, f->begin, f->end));
+    f->device_ns = (int64_t)(time_ms * 1e6 + 0.5);
+    return 0;
+}
+
 /* Copy what was read last, and wait. 0; before anything was enqueued NOT_MINE, or NO_ROOM for the
  * page lists: then again with more; NO_MEMORY or the driver's error at any time: then what was
  * enqueued must still be waited for.
@@ -511,15 +532,13 @@ int front_run(struct front *f, const struct plan *p, int direction) {
     if (has_kernel && p->way == STAGED && !p->work_address) return NOT_MINE;
     if (has_kernel && 2 * f->pages > f->list_room) return NO_ROOM;
     if (!f->pages) return 0;
-    float time_ms = 0;
     PASS(record(f, f->begin, f->queue));
     PASS(enqueue(f, p, direction));
     PASS(record(f, f->end, f->queue));
-    PASS(await_end(f));
-    TRY(ELAPSED, f->elapsed(&time_ms, f->begin, f->end));
-    f->device_ns = (int64_t)(time_ms * 1e6 + 0.5);
-    return 0;
+    return finish(f);
 }
+
+#include "front_layers.h"
 
 /* ---- Read and run --------------------------------------------------------------------------- */
 

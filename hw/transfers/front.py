@@ -31,12 +31,13 @@ from __future__ import annotations
 import ctypes
 import weakref
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 
 from hicache.operations import PageRuns
 from hw.pools import DevicePool, HostPool
+from hw.transfers.front_layers import LoadedLayers
 from hw.transfers.front_native import (
     BUFFERS,
     CALLS,
@@ -57,7 +58,7 @@ _CALLS = (
     "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventRecord",
     "cuStreamWaitEvent", "cuEventSynchronize", "cuEventElapsedTime", "cuStreamWriteValue32",
 )  # fmt: skip
-NOT_MINE, NO_ROOM = -1, -3  # of front.c
+NOT_MINE, NO_MEMORY, NO_ROOM = -1, -2, -3  # of front.c
 # Rows so long cross at eight to nine tenths of the link's speed. Such a part of a page of so many
 # bytes hides what the kernel does: loads lose more by each row, stores begin with a gather.
 ROW_BYTES, ROW_PAGE_BYTES = 32 << 10, 2 << 20
@@ -83,7 +84,7 @@ class Calls(Protocol):
         """
         ...
 
-    def refuse(self, name: str, code: int) -> None:
+    def refuse(self, name: str, code: int) -> NoReturn:
         """Raise what a failed call means."""
         ...
 
@@ -95,6 +96,10 @@ class Stream(Protocol):
 
     def running(self) -> AbstractContextManager[None]:
         """Let tensors be made on it."""
+        ...
+
+    def handle_of(self, stream: torch.cuda.Stream | None) -> int:
+        """Of a stream, or of the caller's current one."""
         ...
 
 
@@ -109,16 +114,16 @@ class Front:
         host_pool: HostPool,
         queue: Stream,
     ) -> None:
+        self.compiled, self.calls = library, calls
         self._read, self._run = library.read, library.run
         self._remember = library.remember
-        self._calls = calls
         self._pools = (device_pool, host_pool)
         self._lists: tuple[torch.Tensor, torch.Tensor] | None = None
         layout = device_pool.layout
         self.ground = ground = Ground()
-        self._at = ctypes.addressof(ground)
-        self._copy = library.copier(self._at)
-        self._queue = queue
+        self.at = ctypes.addressof(ground)
+        self._copy = library.copier(self.at)
+        self.queue = queue
         # Not at exit: a thread that is left behind may be copying then.
         weakref.finalize(self, library.free, ctypes.byref(ground)).atexit = False
         addresses, ground.batch_has_fail_index = calls.addresses()
@@ -147,6 +152,9 @@ class Front:
                 host_pool.piece_address(part, 0, 0),
             )
         self.copies_rows = max(pitches) <= calls.max_pitch_bytes
+        events = [calls.make_event(timed=False) for _ in range(layout.layers)]
+        self._layered = (ctypes.c_void_p * layout.layers)(*events)
+        ground.layered = ctypes.addressof(self._layered)
 
     def serves(self, device_pool: DevicePool, host_pool: HostPool) -> bool:
         """Whether these are its pools."""
@@ -165,7 +173,7 @@ class Front:
         """Read two lists, for `run`: how many pages there are, in how many extents. None for what
         it is not for: lists that are wrong, too.
         """
-        return None if self._read(self._at, device, host) else self.found()
+        return None if self._read(self.at, device, host) else self.found()
 
     def found(self) -> tuple[int, int]:
         """As `read`, of what was read last, by `copy` or there; no pages where it was refused."""
@@ -177,8 +185,8 @@ class Front:
 
         Raises TransferError if the device refuses; RuntimeError if it is lost.
         """
-        self._calls.enter()
-        code = self._run(self._at, plan.at, DIRECTIONS[direction])
+        self.calls.enter()
+        code = self._run(self.at, plan.at, DIRECTIONS[direction])
         return self._told(code, direction) if code else self.ground.device_ns
 
     def copy(
@@ -193,35 +201,47 @@ class Front:
         """`read` and `run` at once; None where either is. Without a plan by what is remembered for
         such lists, None where nothing is; busy: what the other direction is. Raises as `run`.
         """
-        self._calls.enter()
+        self.calls.enter()
         at = 0 if plan is None else plan.at
         device_ns = self._copy(device, host, at, DIRECTIONS[direction], busy)
         return device_ns if device_ns >= 0 else self._told(self.ground.code, direction)
 
     def remember(self, plan: Plan, direction: Direction, *, busy: bool) -> None:
         """What was read last, and lists of as many pages in as many extents, are for `plan`."""
-        self._remember(self._at, plan.at, DIRECTIONS[direction], busy)
+        self._remember(self.at, plan.at, DIRECTIONS[direction], busy)
+
+    def begin_load(self, plan: Plan) -> LoadedLayers:
+        """A load layer by layer of what was read, of which there must be something, by a plan that
+        `loads_layers`. Others may wait for its layers before they are enqueued.
+        """
+        ground = self.ground
+        if plan.layer_kernel.function and 2 * ground.pages > ground.list_room:
+            self._make_room(2 * ground.pages)
+        return LoadedLayers(self, plan)
 
     def _told(self, code: int, direction: Direction) -> int | None:
         ground = self.ground
         if code == NO_ROOM:
             self._make_room(2 * ground.pages)
-            code = self._run(self._at, ground.plan, DIRECTIONS[direction])
+            code = self._run(self.at, ground.plan, DIRECTIONS[direction])
         if not code:
             return ground.device_ns
-        if code == NOT_MINE:
-            return None
-        if code < 0:
+        if code != NOT_MINE:
+            self.refuse(code)
+        return None
+
+    def refuse(self, code: int) -> NoReturn:
+        """Raise what the code of a call means that has failed."""
+        if code == NO_MEMORY:
             raise MemoryError("no memory for the page lists of a copy")
-        self._calls.refuse(_CALLS[ground.failed_call], code)
-        raise AssertionError(code)
+        self.calls.refuse(_CALLS[self.ground.failed_call], code)
 
     def _make_room(self, room: int) -> None:
         """Page lists on both sides; nothing is under way now."""
         device = self._pools[0].device
         room = max(1024, 2 * room)
         is_pinned = device.type == "cuda"
-        with self._queue.running():  # whose memory it is then, for PyTorch's allocator
+        with self.queue.running():  # whose memory it is then, for PyTorch's allocator
             here = torch.empty(room, dtype=torch.int32, pin_memory=is_pinned)
             there = torch.empty(room, dtype=torch.int32, device=device)
         self._lists = (here, there)

@@ -64,6 +64,7 @@ class Plan(ctypes.Structure):
         )),
         ("row_layers", ctypes.c_int64 * 2),
         ("kernel", Kernel * 2),
+        ("layer_kernel", Kernel),
     )  # fmt: skip
 
     @classmethod
@@ -79,15 +80,28 @@ class Plan(ctypes.Structure):
     def learn(self, mover: Mover, *, dense: bool, programs: int = 0) -> None:
         """Take over the kernels that a mover has compiled. programs: at most so many; 0: any."""
         for direction, number in DIRECTIONS.items():
-            if self.kernel[number].function:
-                continue
-            found = mover.compiled(direction, dense=dense)
-            if found is not None:
-                shape = mover.shape
-                self.kernel[number] = Kernel(
-                    found.function, found.threads, found.shared_bytes, shape.rows,
-                    shape.col_tiles * shape.parts, programs, shape.bits // 8, *mover.pool,
-                )  # fmt: skip
+            if not self.kernel[number].function:
+                self.kernel[number] = _kernel_of(mover, direction, dense, programs)
+
+    def learn_layers(self, mover: Mover, programs: int) -> None:
+        """Likewise the kernel of loads layer by layer."""
+        if not self.layer_kernel.function:
+            self.layer_kernel = _kernel_of(mover, "h2d", dense=False, programs=programs)
+
+    @property
+    def loads_layers(self) -> bool:
+        """Whether the front can load layer by layer so; a kernel must have been compiled."""
+        return self.way == WAYS["rows"] or bool(self.layer_kernel.function)
+
+
+def _kernel_of(mover: Mover, direction: Direction, dense: bool, programs: int) -> Kernel:
+    found, shape = mover.compiled(direction, dense=dense), mover.shape
+    if found is None:
+        return Kernel()
+    return Kernel(
+        found.function, found.threads, found.shared_bytes, shape.rows,
+        shape.col_tiles * shape.parts, programs, shape.bits // 8, *mover.pool,
+    )  # fmt: skip
 
 
 class Ground(ctypes.Structure):
@@ -100,6 +114,7 @@ class Ground(ctypes.Structure):
         ("there", ctypes.c_void_p * BUFFERS),
         ("free", ctypes.c_void_p * BUFFERS),
         ("word", ctypes.c_int64),
+        ("layered", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in (
             "device_pages", "host_pages", "pages_per_chunk", "page_bytes", "device_address",
             "host_address", "layers", "layer_bytes", "parts",
@@ -112,7 +127,7 @@ class Ground(ctypes.Structure):
             "pages", "extents", "device_ns", "code", "failed_call",
         )),
         ("plan", ctypes.c_void_p),
-        ("turn", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("turn", "load", "loaded")),
         ("room", ctypes.c_int64),
         ("runs", ctypes.c_int64 * 2),
         ("list", ctypes.c_void_p),
@@ -148,6 +163,24 @@ class Library:
         library.front_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
         self.free = library.front_free
         self.free.argtypes = [ctypes.c_void_p]
+        self.begin_load = library.front_begin_load
+        self.begin_load.restype = ctypes.c_int64
+        self.load_layers = library.front_load_layers
+        self.finish_load = library.front_finish_load
+        self.fail_load = library.front_fail_load
+        self.fail_load.restype = None
+        self.has_layer = library.front_has_layer
+        self.wait_layer = library.front_wait_layer
+        numbers = [ctypes.c_int64, ctypes.c_int64]
+        for call, types in (
+            (self.begin_load, []),
+            (self.load_layers, [ctypes.c_void_p]),
+            (self.finish_load, []),
+            (self.fail_load, [ctypes.c_int64]),
+            (self.has_layer, numbers),
+            (self.wait_layer, [*numbers, ctypes.c_void_p]),
+        ):
+            call.argtypes = [ctypes.c_void_p, *types]
         sizes = (library.front_size, library.front_plan_size)
         for each in sizes:
             each.restype = ctypes.c_int64

@@ -22,6 +22,7 @@ from hw.transfers.queues import CudaQueue, Mark, Queue
 
 if TYPE_CHECKING:
     from hw.transfers.backend import Copied
+    from hw.transfers.front_layers import LoadedLayers
 
 
 class LayerLoad:
@@ -31,6 +32,7 @@ class LayerLoad:
         self.layers = layers
         self._changed = threading.Condition()
         self._marks: list[Mark] = []
+        self._ahead: LoadedLayers | None = None  # who knows of the layers, if not the marks
         self._queue: Queue | None = None
         self._begin: Mark | None = None
         self._end: Mark | None = None
@@ -44,6 +46,12 @@ class LayerLoad:
         self._queue = queue
         self._begin = queue.mark()
 
+    def begin_by(self, layers: LoadedLayers) -> None:
+        """Not the back-end enqueues the layers, but its front, which tells of each itself."""
+        with self._changed:
+            self._ahead = layers
+            self._changed.notify_all()
+
     def loaded(self, count: int = 1) -> None:
         """The back-end has enqueued the next `count` layers."""
         assert self._queue is not None
@@ -55,9 +63,11 @@ class LayerLoad:
     def end(self, release: Callable[[], object], setup_ns: int) -> None:
         """The back-end has enqueued everything; `release` frees it once all has arrived."""
         self._setup_ns = setup_ns
+        self._release = release
+        if self._ahead is not None:
+            return
         assert self._queue is not None
         self._end = self._queue.mark()
-        self._release = release
         with self._changed:
             missing = self.layers - len(self._marks)
             assert missing in (0, self.layers), "layers were left out"
@@ -69,11 +79,14 @@ class LayerLoad:
         with self._changed:
             self._error = error
             self._changed.notify_all()
+            ahead = self._ahead
+        if ahead is not None:
+            ahead.fail()
 
     def give_up(self) -> None:
         """The run is being stopped: a load that has not begun by now never will."""
         with self._changed:
-            if self._queue is None and self._error is None:
+            if self._queue is None and self._ahead is None and self._error is None:
                 self._error = TransferError("the run is being stopped")
                 self._changed.notify_all()
 
@@ -83,16 +96,28 @@ class LayerLoad:
         Raises TransferError if the load failed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or len(self._marks) > layer)
-            if self._error is not None:
-                raise TransferError(f"layer {layer} will not come: {self._error}")
-            mark = self._marks[layer]
-        if isinstance(self._queue, CudaQueue):
+            self._changed.wait_for(
+                lambda: self._error is not None or self._ahead or len(self._marks) > layer
+            )
+            self._check(layer)
+            mark = None if self._ahead else self._marks[layer]
+        if self._ahead is not None:
+            if not self._ahead.wait(layer, stream):
+                with self._changed:  # why is said when everything before has been waited for
+                    self._changed.wait_for(lambda: self._error is not None)
+            self._check(layer)
+        elif isinstance(self._queue, CudaQueue):
             assert isinstance(mark, torch.cuda.Event)
             (stream or torch.cuda.current_stream(self._queue.device)).wait_event(mark)
 
+    def _check(self, layer: int) -> None:
+        if self._error is not None:
+            raise TransferError(f"layer {layer} will not come: {self._error}")
+
     def is_loaded(self, layer: int) -> bool:
         """Whether `layer` is there already."""
+        if self._ahead is not None:
+            return self._error is None and self._ahead.has(layer)
         with self._changed:
             return len(self._marks) > layer and self._marks[layer].query()
 
@@ -103,14 +128,20 @@ class LayerLoad:
         from hw.transfers.backend import Copied
 
         if self._finished is None:
-            assert self._queue is not None
             assert self._release is not None
-            assert self._begin is not None
-            assert self._end is not None
             try:
-                self._end.synchronize()
-                device_ns = self._queue.elapsed_ns(self._begin, self._end)
+                device_ns = self._device_ns()
             finally:
                 self._release()
             self._finished = Copied(device_ns, self._setup_ns)
         return self._finished
+
+    def _device_ns(self) -> int:
+        """Wait until everything is there; how long it took."""
+        if self._ahead is not None:
+            return self._ahead.finish()
+        assert self._queue is not None
+        assert self._begin is not None
+        assert self._end is not None
+        self._end.synchronize()
+        return self._queue.elapsed_ns(self._begin, self._end)

@@ -137,6 +137,12 @@ class CudaQueue:
         if caller != self.handle and not self.driver.is_idle(caller):
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
+    def handle_of(self, stream: torch.cuda.Stream | None) -> int:
+        """Of a stream, or of the calling thread's current one."""
+        if stream is not None:
+            return stream.cuda_stream
+        return torch._C._cuda_getCurrentRawStream(self._index)
+
     def running(self) -> AbstractContextManager[None]:
         """Let tensors be made, and kernels be launched, on this queue."""
         current: int = torch._C._cuda_getCurrentRawStream(self._index)

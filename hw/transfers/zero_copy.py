@@ -103,6 +103,8 @@ class ZeroCopy(TransferBackend):
                 "h2d", listed, (layer, 1), self._layer_mover, self._layer_programs
             )
             load.loaded()
+        if self.plan is not None:
+            self.plan.learn_layers(self._layer_mover, self._layer_programs)
         return setup_ns
 
     def _launch(

@@ -15,7 +15,7 @@ from hw.pools import DevicePool, KvLayout
 from hw.transfers.driver import RowCopy
 from hw.transfers.kernels import Tiling, tiling
 
-QUEUE, SIDE = 1, 2
+QUEUE, SIDE, MODEL = 1, 2, 3
 FAILED, BROKEN, NOT_READY, NOT_SUPPORTED = 1, 2, 600, 801
 _POINTER, _NUMBER, _UNSIGNED = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint
 _INT = ctypes.c_int
@@ -105,7 +105,7 @@ class FakeDriver:
         self.copies_batches = batches != "none"
         self._batches = batches
         self._random = random.Random(seed)
-        self._streams: dict[int, deque[_Work]] = {QUEUE: deque(), SIDE: deque()}
+        self._streams: dict[int, deque[_Work]] = {each: deque() for each in (QUEUE, SIDE, MODEL)}
         self._points: dict[int, _Point] = {}
         self._events = 100
         self._timed: set[int] = set()
@@ -168,6 +168,10 @@ class FakeDriver:
                 return BROKEN
 
         return call
+
+    def then(self, act: Callable[[], object]) -> None:
+        """The model's stream has this to do."""
+        self._put(MODEL, _Work(act))
 
     def settle(self) -> None:
         """Do all that was enqueued."""

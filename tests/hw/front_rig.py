@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fake_driver import QUEUE, SIDE, FakeDriver, FakeMover
+from fake_driver import MODEL, QUEUE, SIDE, FakeDriver, FakeMover
 from native_calls import compiled_front, front_without_headers
 from transfer_pools import DEVICE_PAGES, HOST_PAGES, LAYOUTS, make_pools, pieces
 
@@ -32,7 +32,8 @@ def any_library(request, tmp_path_factory):
 
 
 def front_over(library, driver: FakeDriver, device: DevicePool, host: HostPool) -> Front:
-    return Front(library, driver, device, host, SimpleNamespace(handle=QUEUE, running=nullcontext))
+    queue = SimpleNamespace(handle=QUEUE, running=nullcontext, handle_of=lambda stream: MODEL)
+    return Front(library, driver, device, host, queue)
 
 
 class Rig:
@@ -54,7 +55,10 @@ class Rig:
         plan.side, plan.chunk_pages, plan.work_address = SIDE, chunk, self.work.data_ptr()
         plan.whole_pages, plan.head_pages, plan.tail_pages = whole, head, tail
         plan.row_layers[:] = rows, rows
-        plan.learn(FakeMover(self.device, missing=missing), dense=way == "staged")  # pyright: ignore[reportArgumentType]
+        mover = FakeMover(self.device, missing=missing)
+        plan.learn(mover, dense=way == "staged")  # pyright: ignore[reportArgumentType]
+        if way == "zero_copy":
+            plan.learn_layers(mover, programs=2)  # pyright: ignore[reportArgumentType]
 
     def check(self, direction, lists, *, at_once: bool = False) -> None:
         """Copy; then every page of both pools is what it must be, and nothing is left to do.

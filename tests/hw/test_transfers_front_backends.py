@@ -84,3 +84,21 @@ def test_auto_copies_again_by_one_call_what_it_has_picked(library, monkeypatch):
     assert [each.settled for each in candidates.values()] == [1, 1]
     rig.driver.fails = None
     rig.driver.settle()
+
+
+def test_auto_picks_loads_by_layers_by_what_the_front_has_read(library, monkeypatch):
+    rig = Rig(library, LAYOUT, "rows")
+    table = {
+        Case(name, "h2d", "idle"): [Timed(1, *times), Timed(13, 13 * times[0], 13 * times[1])]
+        for name, times in (("direct", (5, 50)), ("zero_copy", (9, 9)))
+    }
+    auto = Auto({name: Alike(rig, name) for name in ("direct", "zero_copy")}, table)  # pyright: ignore[reportArgumentType]
+    with monkeypatch.context() as patch:
+        patch.setattr("hw.transfers.auto.lists_of", None)  # not asked
+        for lists, name in (("one run", "direct"), ("fragmented", "zero_copy")):
+            device, host = LISTS[lists]
+            assert auto.load_layers(host, device, alone=True).finish().device_ns == 250_000
+            assert auto.picked == name
+    assert auto.load_layers((), (), alone=True).finish().setup_ns == 0
+    with pytest.raises(TransferError, match="1 pages of L1 against 2 of L2"):
+        auto.load_layers(((0, 2),), ((0, 1),), alone=True)

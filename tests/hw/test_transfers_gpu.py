@@ -176,11 +176,22 @@ def test_pages_still_being_computed_are_stored_only_then(driver, name, monkeypat
     assert not stored()
 
 
+@pytest.mark.parametrize("lists", ["fragmented", "one run"])
+@pytest.mark.parametrize("by", ["python", "front"])
 @pytest.mark.parametrize("name", MAKE)
-def test_a_layer_is_read_only_when_it_is_there(driver, name):
+def test_a_layer_is_read_only_when_it_is_there(
+    driver, name, by, lists, monkeypatch, tmp_path_factory
+):
+    if by == "front":
+        if name not in ("direct", "zero_copy"):
+            pytest.skip("loads layer by layer by Python alone")
+        library = compiled_front(tmp_path_factory.getbasetemp() / "native")
+        monkeypatch.setattr("hw.transfers.front.library", lambda: library)
     backend = MAKE[name](*on_gpu(driver, LARGER), driver)
-    device, host = LISTS["fragmented"]
+    device, host = LISTS[lists]
     backend.load_layers(host, device).finish()
+    if by == "front":
+        monkeypatch.setattr(backend, "_move_layers", None)  # it is not asked any more
     wanted = pieces(backend.host_pool)[0][:, expand(host)]
     pages = torch.from_numpy(expand(device)).cuda()
     for _ in range(3):
