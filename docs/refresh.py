@@ -11,6 +11,7 @@ as well. Tests hold that the texts are up to date; they do not make the plots ag
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
 import io
@@ -48,6 +49,9 @@ MISSED = {
 
 def main() -> None:
     """Bring README.md and the plots up to date."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    ).parse_args()
     README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")
     fill_comparisons()
     for name, png in figures():

@@ -8,8 +8,8 @@ the page says what that file says; it does not make the plot again.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +173,15 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Bring the page and its plot up to date."""
-    given = Path(sys.argv[1]) if len(sys.argv) > 1 else latest()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("result", nargs="?", type=Path, help=f"a measurement; else of {RESULTS}")
+    given: Path | None = parser.parse_args().result or latest()
     if given is None:
-        raise SystemExit(f"there is no {RESULTS}; name a file")
+        parser.error(f"there is no {RESULTS}; name a file")
+    if not given.is_file():
+        parser.error(f"{given} is no file")
     result = json.loads(given.read_text(encoding="utf-8"))
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
     draw(result, PLOT)
