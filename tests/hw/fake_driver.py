@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -16,7 +17,7 @@ from hw.transfers.driver import RowCopy
 from hw.transfers.kernels import Tiling, tiling
 
 QUEUE, SIDE, MODEL = 1, 2, 3
-FAILED, BROKEN, NOT_READY, NOT_SUPPORTED = 1, 2, 600, 801
+FAILED, BROKEN, NO_CONTEXT, NOT_READY, NOT_SUPPORTED = 1, 2, 201, 600, 801
 _POINTER, _NUMBER, _UNSIGNED = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint
 _INT = ctypes.c_int
 _TYPES = (
@@ -101,6 +102,7 @@ class FakeDriver:
         self.honours_waits = True
         self.lost: int | None = None
         self.made: list[str] = []
+        self._entered: set[int] = set()
         self._words = words
         self.copies_batches = batches != "none"
         self._batches = batches
@@ -129,7 +131,8 @@ class FakeDriver:
         return self._events
 
     def enter(self) -> None:
-        """Nothing to do."""
+        """As a thread must before it calls."""
+        self._entered.add(threading.get_ident())
 
     def addresses(self) -> tuple[tuple[int | None, ...], bool]:
         """See `hw.transfers.front.Calls`."""
@@ -157,6 +160,8 @@ class FakeDriver:
 
     def _counted(self, act: Callable[..., int | None]) -> Callable[..., int]:
         def call(*arguments: object) -> int:
+            if threading.get_ident() not in self._entered:
+                return NO_CONTEXT
             self.calls += 1
             self.made.append(act.__name__)
             if self.calls - 1 == self.fails:
