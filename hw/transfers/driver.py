@@ -181,7 +181,7 @@ class Driver:
         # The same attributes for all, from the first copy on.
         attributes, first = ctypes.byref(_IN_ORDER), ctypes.byref(_FIRST)
         arguments = [targets, sources, sizes, count, attributes, first, 1]
-        if self._batch_has_fail_index:
+        if self.batch_has_fail_index:
             arguments.append(ctypes.byref(ctypes.c_size_t(0)))
         code = self._copy_batch(*arguments, stream)
         if code:
@@ -235,21 +235,19 @@ class Driver:
             self.refuse(self._elapsed_name, code)
         return round(time_ms.value * 1e6)
 
-    def addresses(self) -> tuple[tuple[int | None, ...], bool]:
-        """Where the calls are that a front makes (`hw.transfers.front`), and whether a batch says
-        which of its copies failed.
+    def address_of(self, call: str) -> int | None:
+        """Where a call is that a front makes (`hw.transfers.front_native.CALLS`), in the version
+        that this driver has; None where it has none.
         """
-        names = (
-            "cuMemcpyAsync", "cuMemcpy2DAsync_v2", self._batch, "cuLaunchKernel", "cuEventRecord",
-            "cuStreamWaitEvent", "cuEventSynchronize", self._elapsed_name,
-            "cuStreamWriteValue32_v2", "cuEventQuery",
-        )  # fmt: skip
-        found = [
-            None if name is None or not hasattr(self._library, name)
-            else ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
-            for name in names
-        ]  # fmt: skip
-        return tuple(found), self._batch_has_fail_index
+        versions = {
+            "cuMemcpyBatchAsync": self._batch,
+            "cuEventElapsedTime": self._elapsed_name,
+            "cuStreamWriteValue32": "cuStreamWriteValue32_v2",
+        }
+        name = versions.get(call, call)
+        if name is None or not hasattr(self._library, name):
+            return None
+        return ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
 
     def _bind(self, locked: ctypes.PyDLL) -> None:
         """The calls that are made often, with their arguments' types; `locked`: the same library,
@@ -273,10 +271,10 @@ class Driver:
         names = ("cuEventElapsedTime_v2", "cuEventElapsedTime")
         self._elapsed_name = next(name for name in names if hasattr(locked, name))
         self._elapsed = bound(locked, self._elapsed_name, address, address, address)
-        self._batch, self._batch_has_fail_index = self._find_batch()
+        self._batch, self.batch_has_fail_index = self._find_batch()
         if self._batch is not None:
             lists = [address, address, address, size, address, address, size]
-            lists += [address] if self._batch_has_fail_index else []
+            lists += [address] if self.batch_has_fail_index else []
             self._copy_batch = bound(self._library, self._batch, *lists, address)
 
     def _find_batch(self) -> tuple[str | None, bool]:

@@ -54,10 +54,6 @@ if TYPE_CHECKING:
     from hw.transfers.driver import Direction, Driver
     from hw.transfers.queues import Queue
 
-_CALLS = (
-    "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventRecord",
-    "cuStreamWaitEvent", "cuEventSynchronize", "cuEventElapsedTime", "cuStreamWriteValue32",
-)  # fmt: skip
 NOT_MINE, NO_MEMORY, NO_ROOM = -1, -2, -3  # of front.c
 # Rows so long cross at eight to nine tenths of the link's speed. Such a part of a page of so many
 # bytes hides what the kernel does: loads lose more by each row, stores begin with a gather.
@@ -69,6 +65,7 @@ class Calls(Protocol):
     """What a front needs of a driver; `hw.transfers.driver.Driver` is one."""
 
     max_pitch_bytes: int
+    batch_has_fail_index: bool  # whether a batch says which of its copies failed
 
     def make_event(self, *, timed: bool = True) -> int:
         """A new event, that takes times or only waits for work."""
@@ -78,10 +75,8 @@ class Calls(Protocol):
         """Let this thread call it."""
         ...
 
-    def addresses(self) -> tuple[tuple[int | None, ...], bool]:
-        """Of the calls of `front.c`, in its order, None for batches and words where it has none;
-        and whether a batch says what failed.
-        """
+    def address_of(self, call: str) -> int | None:
+        """Of one of CALLS; None for batches and words where it has none."""
         ...
 
     def refuse(self, name: str, code: int) -> NoReturn:
@@ -126,9 +121,9 @@ class Front:
         self.queue = queue
         # Not at exit: a thread that is left behind may be copying then.
         weakref.finalize(self, library.free, ctypes.byref(ground)).atexit = False
-        addresses, ground.batch_has_fail_index = calls.addresses()
-        for name, address in zip(CALLS, addresses, strict=True):
-            setattr(ground, name, address)
+        for name, call in CALLS.items():
+            setattr(ground, name, calls.address_of(call))
+        ground.batch_has_fail_index = calls.batch_has_fail_index
         ground.queue = queue.handle
         ground.begin, ground.end = calls.make_event(), calls.make_event()
         ground.listed = calls.make_event(timed=False)
@@ -234,7 +229,7 @@ class Front:
         """Raise what the code of a call means that has failed."""
         if code == NO_MEMORY:
             raise MemoryError("no memory for the page lists of a copy")
-        self.calls.refuse(_CALLS[self.ground.failed_call], code)
+        self.calls.refuse(tuple(CALLS.values())[self.ground.failed_call], code)
 
     def _make_room(self, room: int) -> None:
         """Page lists on both sides; nothing is under way now."""

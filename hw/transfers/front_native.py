@@ -22,10 +22,19 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_name("front.c")
 # Of staged copies: a scatter that waits for the model's kernels must not hold up DMAs behind it.
 BUFFERS = 4
-CALLS = (
-    "copy", "copy_rows", "copy_batch", "launch", "record", "wait", "await_", "elapsed", "write",
-    "query",
-)  # fmt: skip
+# What front.c calls them -> the driver's calls, in that file's order, by which it says what failed.
+CALLS = {
+    "copy": "cuMemcpyAsync",
+    "copy_rows": "cuMemcpy2DAsync_v2",
+    "copy_batch": "cuMemcpyBatchAsync",
+    "launch": "cuLaunchKernel",
+    "record": "cuEventRecord",
+    "wait": "cuStreamWaitEvent",
+    "await_": "cuEventSynchronize",
+    "elapsed": "cuEventElapsedTime",
+    "write": "cuStreamWriteValue32",
+    "query": "cuEventQuery",
+}
 Way = Literal["rows", "staged", "zero_copy"]
 WAYS: dict[Way, int] = {"rows": 0, "staged": 1, "zero_copy": 2}
 DIRECTIONS: dict[Direction, int] = {"h2d": 0, "d2h": 1}

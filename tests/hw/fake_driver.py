@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from hicache.errors import TransferError
 from hw.pools import DevicePool, KvLayout
 from hw.transfers.driver import RowCopy
+from hw.transfers.front_native import CALLS
 from hw.transfers.kernels import Tiling, tiling
 
 QUEUE, SIDE, MODEL = 1, 2, 3
@@ -105,7 +106,7 @@ class FakeDriver:
         self._entered: set[int] = set()
         self._words = words
         self.copies_batches = batches != "none"
-        self._batches = batches
+        self.batch_has_fail_index = batches == "before"
         self._random = random.Random(seed)
         self._streams: dict[int, deque[_Work]] = {each: deque() for each in (QUEUE, SIDE, MODEL)}
         self._points: dict[int, _Point] = {}
@@ -118,10 +119,10 @@ class FakeDriver:
         types: list[tuple[Any, ...]] = list(_TYPES)
         if batches == "before":
             types[2] = _WITH_FAIL_INDEX
-        self._kept = [
-            ctypes.CFUNCTYPE(*each)(self._counted(act))
-            for each, act in zip(types, acts, strict=True)
-        ]
+        self._kept = {
+            call: ctypes.CFUNCTYPE(*each)(self._counted(act))
+            for call, each, act in zip(CALLS.values(), types, acts, strict=True)
+        }
 
     def make_event(self, *, timed: bool = True) -> int:
         """A new event; of one that is not timed no time can be asked."""
@@ -134,14 +135,13 @@ class FakeDriver:
         """As a thread must before it calls."""
         self._entered.add(threading.get_ident())
 
-    def addresses(self) -> tuple[tuple[int | None, ...], bool]:
+    def address_of(self, call: str) -> int | None:
         """See `hw.transfers.front.Calls`."""
-        found = [ctypes.cast(each, ctypes.c_void_p).value for each in self._kept]
-        if not self.copies_batches:
-            found[2] = None
-        if self._words == "has none":
-            found[8] = None
-        return tuple(found), self._batches == "before"
+        if (call == "cuMemcpyBatchAsync" and not self.copies_batches) or (
+            call == "cuStreamWriteValue32" and self._words == "has none"
+        ):
+            return None
+        return ctypes.cast(self._kept[call], ctypes.c_void_p).value
 
     def refuse(self, name: str, code: int) -> NoReturn:
         """Raise."""
