@@ -30,10 +30,12 @@ class LoadedLayers:
 
         Raises TransferError if the device refuses; RuntimeError if it is lost. Who waits is let go.
         """
+        self._front.calls.enter()
         self._tell(self._code.load_layers(self._at, self._plan.at))
 
     def finish(self) -> int:
         """Wait until all is there; the device's time in ns. Raises as `load`."""
+        self._front.calls.enter()
         self._tell(self._code.finish_load(self._at))
         return self._front.ground.device_ns
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -16,7 +17,7 @@ from hw.transfers.driver import RowCopy
 from hw.transfers.kernels import Tiling, tiling
 
 QUEUE, SIDE, MODEL = 1, 2, 3
-FAILED, BROKEN, NOT_READY, NOT_SUPPORTED = 1, 2, 600, 801
+FAILED, BROKEN, NO_CONTEXT, NOT_READY, NOT_SUPPORTED = 1, 2, 201, 600, 801
 _POINTER, _NUMBER, _UNSIGNED = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint
 _INT = ctypes.c_int
 _TYPES = (
@@ -85,7 +86,8 @@ class FakeMover:
 class FakeDriver:
     """See the module. `fails`: the number of the call that is refused, from 0; None: no call.
     `words`: what it does with words to write: "writes", "refuses" or "has none". `lost`: what the
-    device answers who asks how far it is, instead of going on.
+    device answers who asks how far it is, instead of going on. A thread that has not entered is
+    refused, as the CUDA driver refuses one without a context.
     """
 
     max_pitch_bytes = 1 << 40
@@ -102,6 +104,7 @@ class FakeDriver:
         self.lost: int | None = None
         self.made: list[str] = []
         self._words = words
+        self._threads = threading.local()
         self.copies_batches = batches != "none"
         self._batches = batches
         self._random = random.Random(seed)
@@ -129,7 +132,8 @@ class FakeDriver:
         return self._events
 
     def enter(self) -> None:
-        """Nothing to do."""
+        """From here on this thread may call."""
+        self._threads.entered = True
 
     def addresses(self) -> tuple[tuple[int | None, ...], bool]:
         """See `hw.transfers.front.Calls`."""
@@ -161,6 +165,8 @@ class FakeDriver:
             self.made.append(act.__name__)
             if self.calls - 1 == self.fails:
                 return FAILED
+            if not getattr(self._threads, "entered", False):
+                return NO_CONTEXT
             try:
                 return act(*arguments) or 0
             except BaseException as error:  # it cannot go through C

@@ -174,6 +174,26 @@ def test_a_back_end_loads_by_the_front_and_tells_its_readers(library, monkeypatc
     assert not backend._lock.locked()
 
 
+@pytest.mark.parametrize("call", ["load", "finish"])
+def test_a_thread_that_has_called_nothing_before_loads(library, call):
+    """A worker's first operation is such a load: the device's context is not current there yet."""
+    rig = Rig(library, LAYOUT, "rows")
+    backend, took_ns = Alike(rig, "x"), []
+    device, host = LISTS["fragmented"]
+
+    def load() -> LayerLoad:
+        return backend.load_layers(host, device, alone=True)
+
+    def work() -> None:
+        took_ns.append((first.finish() if first else load().finish()).device_ns)
+
+    first = load() if call == "finish" else None
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert took_ns == [250_000]
+
+
 def test_a_load_that_fails_is_told_to_readers_by_its_reason_also_when_it_is_history(library):
     rig = Rig(library, LAYOUT, "rows", fails=7)
     backend = Alike(rig, "x")
