@@ -86,8 +86,8 @@ class FakeMover:
 class FakeDriver:
     """See the module. `fails`: the number of the call that is refused, from 0; None: no call.
     `words`: what it does with words to write: "writes", "refuses" or "has none". `lost`: what the
-    device answers who asks how far it is, instead of going on. A thread that has not entered is
-    refused, as the CUDA driver refuses one without a context.
+    device answers who asks how far it is, instead of going on. `refused`: the kind of call that is,
+    whenever it comes. A thread that has not entered is refused, as by the CUDA driver.
     """
 
     max_pitch_bytes = 1 << 40
@@ -102,6 +102,7 @@ class FakeDriver:
         self.broken: BaseException | None = None
         self.honours_waits = True
         self.lost: int | None = None
+        self.refused: str | None = None
         self.made: list[str] = []
         self._words = words
         self._threads = threading.local()
@@ -163,7 +164,7 @@ class FakeDriver:
         def call(*arguments: object) -> int:
             self.calls += 1
             self.made.append(act.__name__)
-            if self.calls - 1 == self.fails:
+            if self.calls - 1 == self.fails or act.__name__ == self.refused:
                 return FAILED
             if not getattr(self._threads, "entered", False):
                 return NO_CONTEXT

@@ -221,6 +221,29 @@ def test_a_load_that_fails_is_told_to_readers_by_its_reason_also_when_it_is_hist
     assert not load.is_loaded(0)
 
 
+@pytest.mark.parametrize("refused", ["_write", "_elapsed"])
+def test_a_load_whose_end_is_refused_is_over_and_is_told_to_readers_when_it_is_history(
+    library, refused
+):
+    """Else who waits for it would be let through by the next load's beginning, with pages that are
+    still under way.
+    """
+    rig = Rig(library, LAYOUT, "rows")
+    backend = Alike(rig, "x")
+    device, host = LISTS["fragmented"]
+    load = backend.load_layers(host, device, alone=True)
+    rig.driver.refused = refused
+    with pytest.raises(TransferError, match=": 1$"):
+        load.finish()
+    assert not backend._lock.locked()
+    assert rig.driver.under_way == 0
+    rig.driver.refused = None
+    backend.load_layers(host, device, alone=True).finish()
+    with pytest.raises(TransferError, match=r"^layer 0 will not come: cu.*: 1$"):
+        load.wait_layer(0)
+    assert not load.is_loaded(0)
+
+
 def test_a_load_that_ends_before_it_enqueues_lets_its_reader_go(library):
     rig = Rig(library, LAYOUT, "rows")
     load, heard = LayerLoad(LAYOUT.layers), []
