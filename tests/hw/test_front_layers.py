@@ -233,7 +233,7 @@ def test_a_load_whose_end_is_refused_is_over_and_is_told_to_readers_when_it_is_h
     device, host = LISTS["fragmented"]
     load = backend.load_layers(host, device, alone=True)
     rig.driver.refused = refused
-    with pytest.raises(TransferError, match=": 1$"):
+    with pytest.raises(TransferError, match=r": 1$"):
         load.finish()
     assert not backend._lock.locked()
     assert rig.driver.under_way == 0
