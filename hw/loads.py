@@ -16,8 +16,8 @@ import threading
 from hicache.errors import TransferError
 from hw.transfers.layerwise import LayerLoad
 
-# The engine has one GPU step under way at a time, and that names one load. Each holds an event for
-# each layer.
+# The engine has one GPU step under way at a time, and that names one load. One that Python enqueues
+# holds an event for each layer.
 KEPT = 16
 
 

@@ -195,6 +195,8 @@ class Auto:
                     * (1.0 if name in BY_DMA_ALONE else margin)
                 ),
             )
+            if layers and known == "direct_batch" and 2 * cuts > pages and "direct" in self._names:
+                known = "direct"  # the same batches then, but the front enqueues them
             if len(self._picks) >= REMEMBERED:
                 self._picks.clear()
             self._picks[asked] = known

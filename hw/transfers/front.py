@@ -23,7 +23,7 @@ word that the device writes; by the driver's own wait it is a microsecond or two
 The library is made by `scripts/compile_loop.py` (of `make compiled`); `hw.native_code` says under
 what name. It is never in the way: where there is none, or HICACHE_COMPILED is 0, and for
 what it refuses (kernels that are not compiled yet, pages shorter than a DMA, batches of pieces,
-layers one by one), Python's back-ends do the same. Refuses to say what is wrong with lists.
+groups of layers), Python's back-ends do the same. Refuses to say what is wrong with lists.
 """
 
 from __future__ import annotations

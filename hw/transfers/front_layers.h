@@ -98,5 +98,11 @@ int front_has_layer(struct front *f, int64_t load, int64_t layer) {
     return loaded > layer && f->query(f->layered[layer]) == 0;
 }
 
-/* Wait until all of it is there, and take the device's time. 0 or the driver's error. */
-int front_finish_load(struct front *f) { return finish(f); }
+/* Wait until all of it is there, and take the device's time. 0 or the driver's error: then nothing is
+ * under way either.
+ */
+int front_finish_load(struct front *f) {
+    int code = finish(f);
+    if (code) f->await(f->end); /* refuses too, of a device that is lost */
+    return code;
+}

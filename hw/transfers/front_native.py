@@ -37,6 +37,10 @@ CALLS = {
 }
 Way = Literal["rows", "staged", "zero_copy"]
 WAYS: dict[Way, int] = {"rows": 0, "staged": 1, "zero_copy": 2}
+# A definition, `self`, a module.
+_NEW_FUNCTION = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
+)(("PyCFunction_NewEx", ctypes.pythonapi))
 DIRECTIONS: dict[Direction, int] = {"h2d": 0, "d2h": 1}
 
 
@@ -198,10 +202,7 @@ class Library:
 
     def copier(self, at: int) -> Callable[[PageRuns, PageRuns, int, int, bool], int]:
         """`front_call` for the front at this address. Neither is kept alive by it."""
-        make = ctypes.pythonapi.PyCFunction_NewEx
-        make.restype = ctypes.py_object
-        make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-        return make(self._method, at, None)
+        return _NEW_FUNCTION(self._method, at, None)
 
 
 def open_library(path: Path) -> Library:

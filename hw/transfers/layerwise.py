@@ -103,7 +103,7 @@ class LayerLoad:
             mark = None if self._ahead else self._marks[layer]
         if self._ahead is not None:
             if not self._ahead.wait(layer, stream):
-                with self._changed:  # why is said when everything before has been waited for
+                with self._changed:  # why, the loading thread is about to say
                     self._changed.wait_for(lambda: self._error is not None)
             self._check(layer)
         elif isinstance(self._queue, CudaQueue):
@@ -131,6 +131,9 @@ class LayerLoad:
             assert self._release is not None
             try:
                 device_ns = self._device_ns()
+            except BaseException as error:
+                self.fail(error)
+                raise
             finally:
                 self._release()
             self._finished = Copied(device_ns, self._setup_ns)

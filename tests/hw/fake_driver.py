@@ -87,7 +87,8 @@ class FakeMover:
 class FakeDriver:
     """See the module. `fails`: the number of the call that is refused, from 0; None: no call.
     `words`: what it does with words to write: "writes", "refuses" or "has none". `lost`: what the
-    device answers who asks how far it is, instead of going on.
+    device answers who asks how far it is, instead of going on. `refused`: the kind of call that is,
+    whenever it comes. A thread that has not entered is refused, as by the CUDA driver.
     """
 
     max_pitch_bytes = 1 << 40
@@ -102,9 +103,10 @@ class FakeDriver:
         self.broken: BaseException | None = None
         self.honours_waits = True
         self.lost: int | None = None
+        self.refused: str | None = None
         self.made: list[str] = []
-        self._entered: set[int] = set()
         self._words = words
+        self._threads = threading.local()
         self.copies_batches = batches != "none"
         self.batch_has_fail_index = batches == "before"
         self._random = random.Random(seed)
@@ -132,8 +134,8 @@ class FakeDriver:
         return self._events
 
     def enter(self) -> None:
-        """As a thread must before it calls."""
-        self._entered.add(threading.get_ident())
+        """From here on this thread may call."""
+        self._threads.entered = True
 
     def address_of(self, call: str) -> int | None:
         """See `hw.transfers.front.Calls`."""
@@ -160,12 +162,12 @@ class FakeDriver:
 
     def _counted(self, act: Callable[..., int | None]) -> Callable[..., int]:
         def call(*arguments: object) -> int:
-            if threading.get_ident() not in self._entered:
-                return NO_CONTEXT
             self.calls += 1
             self.made.append(act.__name__)
-            if self.calls - 1 == self.fails:
+            if self.calls - 1 == self.fails or act.__name__ == self.refused:
                 return FAILED
+            if not getattr(self._threads, "entered", False):
+                return NO_CONTEXT
             try:
                 return act(*arguments) or 0
             except BaseException as error:  # it cannot go through C

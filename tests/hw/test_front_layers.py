@@ -174,6 +174,26 @@ def test_a_back_end_loads_by_the_front_and_tells_its_readers(library, monkeypatc
     assert not backend._lock.locked()
 
 
+@pytest.mark.parametrize("call", ["load", "finish"])
+def test_a_thread_that_has_called_nothing_before_loads(library, call):
+    """A worker's first operation is such a load: the device's context is not current there yet."""
+    rig = Rig(library, LAYOUT, "rows")
+    backend, took_ns = Alike(rig, "x"), []
+    device, host = LISTS["fragmented"]
+
+    def load() -> LayerLoad:
+        return backend.load_layers(host, device, alone=True)
+
+    def work() -> None:
+        took_ns.append((first.finish() if first else load().finish()).device_ns)
+
+    first = load() if call == "finish" else None
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert took_ns == [250_000]
+
+
 def test_a_load_that_fails_is_told_to_readers_by_its_reason_also_when_it_is_history(library):
     rig = Rig(library, LAYOUT, "rows", fails=7)
     backend = Alike(rig, "x")
@@ -198,6 +218,29 @@ def test_a_load_that_fails_is_told_to_readers_by_its_reason_also_when_it_is_hist
     wait()
     reason = f"layer {LAYOUT.layers - 1} will not come: cuMemcpyBatchAsync: 1"
     assert heard == [reason, reason]
+    assert not load.is_loaded(0)
+
+
+@pytest.mark.parametrize("refused", ["_write", "_elapsed"])
+def test_a_load_whose_end_is_refused_is_over_and_is_told_to_readers_when_it_is_history(
+    library, refused
+):
+    """Else who waits for it would be let through by the next load's beginning, with pages that are
+    still under way.
+    """
+    rig = Rig(library, LAYOUT, "rows")
+    backend = Alike(rig, "x")
+    device, host = LISTS["fragmented"]
+    load = backend.load_layers(host, device, alone=True)
+    rig.driver.refused = refused
+    with pytest.raises(TransferError, match=r": 1$"):
+        load.finish()
+    assert not backend._lock.locked()
+    assert rig.driver.under_way == 0
+    rig.driver.refused = None
+    backend.load_layers(host, device, alone=True).finish()
+    with pytest.raises(TransferError, match=r"^layer 0 will not come: cu.*: 1$"):
+        load.wait_layer(0)
     assert not load.is_loaded(0)
 
 

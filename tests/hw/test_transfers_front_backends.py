@@ -102,3 +102,20 @@ def test_auto_picks_loads_by_layers_by_what_the_front_has_read(library, monkeypa
     assert auto.load_layers((), (), alone=True).finish().setup_ns == 0
     with pytest.raises(TransferError, match="1 pages of L1 against 2 of L2"):
         auto.load_layers(((0, 2),), ((0, 1),), alone=True)
+
+
+def test_auto_loads_what_lies_apart_by_who_has_a_front_for_it_where_batches_are_quickest(library):
+    """`direct` hands over the same pieces then, in batches, and the front enqueues them."""
+    rig = Rig(library, LAYOUT, "rows")
+    table = {
+        Case(name, "h2d", "idle"): [Timed(1, *times), Timed(13, 13 * times[0], 13 * times[1])]
+        for name, times in (("direct", (9, 50)), ("direct_batch", (7, 7)))
+    }
+    candidates = {name: Alike(rig, name) for name in ("direct", "direct_batch")}
+    candidates["direct_batch"].plan = None
+    auto = Auto(candidates, table)  # pyright: ignore[reportArgumentType]
+    for lists, name in (("one run", "direct_batch"), ("reversed", "direct")):
+        device, host = LISTS[lists]
+        auto.load_layers(host, device, alone=True).finish()
+        assert auto.picked == name
+        assert ("_copy_batch" in rig.driver.made) == (name == "direct")

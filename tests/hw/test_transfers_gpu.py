@@ -5,6 +5,7 @@ for one by one.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -214,6 +215,22 @@ def test_a_layer_is_read_only_when_it_is_there(
         assert load.finish().device_ns > 0
         torch.cuda.synchronize()
         assert torch.equal(read.cpu(), wanted)
+
+
+def test_a_thread_that_has_called_nothing_before_loads_by_the_front(
+    driver, monkeypatch, tmp_path_factory
+):
+    """No context is current there, which the driver refuses to copy without."""
+    library = compiled_front(tmp_path_factory.getbasetemp() / "native")
+    monkeypatch.setattr("hw.transfers.front.library", lambda: library)
+    backend = MAKE["direct"](*on_gpu(driver, LARGER), driver)
+    monkeypatch.setattr(backend, "_move_layers", None)  # it is not asked
+    device, host = LISTS["fragmented"]
+    with ThreadPoolExecutor(1) as worker:
+        loaded = worker.submit(lambda: backend.load_layers(host, device, alone=True).finish())
+        assert loaded.result().device_ns > 0
+    for there, here in zip(pieces(backend.device_pool), pieces(backend.host_pool), strict=True):
+        assert torch.equal(there[:, expand(device)], here[:, expand(host)])
 
 
 def test_auto_times_all_it_has_and_copies_exactly(driver):
