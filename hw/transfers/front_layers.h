@@ -42,7 +42,7 @@ static int one_layer(struct front *f, const struct plan *p, int64_t layer) {
     return 0;
 }
 
-/* Of what is to be loaded next, its number. Nobody waits for it before he has that. */
+/* The number of what is to be loaded next. Nobody can wait for that before. */
 int64_t front_begin_load(struct front *f) {
     int64_t load = f->load + 1;
     __atomic_store_n(&f->load, load, __ATOMIC_SEQ_CST);
