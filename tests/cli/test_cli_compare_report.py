@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_helpers import COMMAND, files_under, hicache
+from cli_helpers import COMMAND, files_under, hicache, refusal
 
 from cli.targets import check_target
 
@@ -71,17 +71,16 @@ def test_from_two_policies_and_one_of_my_own_to_a_page(small_trace: Path, tmp_pa
     ],
 )
 def test_what_cannot_be_compared_is_one_line_and_leaves_nothing(
-    small_trace: Path, tmp_path: Path, arguments: tuple[str, ...], why: str
+    small_trace: Path,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes").write_text("mine")
-    before = files_under(tmp_path)
-    done = hicache("compare", small_trace, *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("hicache: error: ")
-    assert done.stderr.count("\n") == 1
-    assert why in done.stderr
-    assert files_under(tmp_path) == before
+    assert why in refusal(("compare", small_trace, *arguments), tmp_path, monkeypatch, capfd)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +93,25 @@ def test_what_cannot_be_compared_is_one_line_and_leaves_nothing(
         (("taken", "--rows", "0"), "--rows is 0"),
     ],
 )
-def test_what_cannot_be_reported(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
+def test_what_cannot_be_reported(
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes").write_text("mine")
-    before = files_under(tmp_path)
-    done = hicache("report", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert why in done.stderr
-    assert files_under(tmp_path) == before
+    assert why in refusal(("report", *arguments), tmp_path, monkeypatch, capfd)
+
+
+def test_a_refusal_is_the_exit_code_of_the_process(small_trace: Path, tmp_path: Path) -> None:
+    for arguments in (("compare", small_trace, "--policy", "cost"), ("report", "absent")):
+        done = hicache(*arguments, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("hicache: error: ")
+        assert done.stderr.count("\n") == 1
+        assert files_under(tmp_path) == {}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")

@@ -270,7 +270,10 @@ class Memory:
         of L1 that was restored and has stayed published since.
         """
         for tier in (1, 2):
-            for page, key in self._keys_of(tier).items():
+            keys = self._keys_of(tier)
+            if keys.items() <= self.contents[tier].items():
+                continue
+            for page, key in keys.items():
                 held = self.contents[tier].get(page)
                 assert held == key, f"page {page} of tier {tier} holds {held}, not {key}"
         self.forget_private()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from adversarial_lanes import AdversarialLanes, Memory, in_turn, pages_of
 from simpy import Environment
 from small_workloads import Workload
-from tree_view import claims, keys_by_page, published
+from tree_view import claims, count_published, keys_by_page, published
 
 from hicache.engine import Engine
 from hicache.metrics import DROP_REASONS, ROW_FIELDS
@@ -127,7 +127,7 @@ def assert_at_rest(engine: Engine) -> None:
         assert pages["private_or_arriving_pages"] == 0, (name, pages)
         assert pages["protected_pages"] == 0, (name, pages)
         assert pages["free_pages"] + tier.resident == pages["capacity_pages"], (name, pages)
-        assert len(published(engine.tree, TIER_NAMES.index(name))) == tier.resident
+        assert count_published(engine.tree, TIER_NAMES.index(name)) == tier.resident
     assert claims(engine.tree) == []
     for name in (
         "waiting_requests", "running_requests", "pending_writes", "pending_restores",

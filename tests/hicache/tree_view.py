@@ -7,9 +7,19 @@ from collections.abc import Iterator
 from adversarial_lanes import pages_of
 
 from hicache.node import DEVICE, TIERS, Node
+from hicache.operations import PageRuns
 from hicache.tree import HiRadixTree
 
 Path = tuple[int, ...]  # the keys of a page and of all pages in front of it
+
+
+def bare_nodes_of(tree: HiRadixTree) -> Iterator[Node]:
+    """Every node but the root; parents first. A path takes far longer to write out than to pass."""
+    todo = list(tree.root.children.values())
+    while todo:
+        node = todo.pop()
+        yield node
+        todo.extend(node.children.values())
 
 
 def nodes_of(tree: HiRadixTree) -> Iterator[tuple[Node, Path]]:
@@ -43,23 +53,47 @@ def published(tree: HiRadixTree, tier: int) -> dict[Path, int | None]:
     return found
 
 
+def count_published(tree: HiRadixTree, tier: int) -> int:
+    """How many pages `published` finds. Each path is known by a number instead of all its keys,
+    which are as many as the pages squared.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    found: set[int] = set()
+    todo = [(child, 0) for child in tree.root.children.values()]
+    while todo:
+        node, path = todo.pop()
+        below = path
+        for place in range(max(node.length, node.resident[tier])):
+            path = numbers.setdefault((path, node.start + place), len(numbers) + 1)
+            if place < node.resident[tier]:
+                found.add(path)
+            if place < node.length:
+                below = path
+        todo.extend((child, below) for child in node.children.values())
+    return len(found)
+
+
 def keys_by_page(tree: HiRadixTree, tier: int) -> dict[int, int]:
     """The key of each page of `tier` that is published, or leaving it, by page number."""
     keys: dict[int, int] = {}
-    for node, _ in nodes_of(tree):
-        for place, page in enumerate(pages_of(node.pages[tier])):
-            keys[page] = node.start + place
+
+    def add(runs: PageRuns, key: int) -> None:
+        for first, length in runs:
+            keys.update(zip(range(first, first + length), range(key, key + length), strict=True))
+            key += length
+
+    for node in bare_nodes_of(tree):
+        add(node.pages[tier], node.start)
     if tier == DEVICE:
         for victim in tree.leaving:
-            for place, page in enumerate(pages_of(victim.pages)):
-                keys[page] = victim.key + place
+            add(victim.pages, victim.key)
     return keys
 
 
 def claims(tree: HiRadixTree) -> list[str]:
     """Every pin and arrival that is left, in words."""
     found = [f"pin on the root in tier {tier}" for tier in TIERS if tree.root.pins[tier]]
-    for node, _ in nodes_of(tree):
+    for node in bare_nodes_of(tree):
         for tier in TIERS:
             if node.pins[tier]:
                 found.append(f"{node.pins[tier]} pins on {node} in tier {tier}")
