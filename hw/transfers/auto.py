@@ -153,14 +153,21 @@ class Auto:
         alone: bool = False,
     ) -> LayerLoad:
         """As `TransferBackend.load_layers`, by what needs no work buffer."""
-        found = None
         if self._front is not None:
-            with self._lock:
+            self._lock.acquire()
+            try:
                 found = self._front.read(target, source)
-        if found is not None and found[0]:  # pages
-            self.picked = self.pick_of("h2d", *found, "idle", layers=True)
-        else:
-            self.picked = self.pick("h2d", lists_of("h2d", source, target), "idle", layers=True)
+                picked = ""
+                if found is not None and found[0]:  # pages
+                    picked = self.pick_of("h2d", *found, "idle", layers=True)
+            except BaseException:
+                self._lock.release()
+                raise
+            if picked:
+                self.picked, backend = picked, self.candidates[picked]
+                return backend.load_locked(source, target, inputs, load, alone=alone, found=found)
+            self._lock.release()
+        self.picked = self.pick("h2d", lists_of("h2d", source, target), "idle", layers=True)
         return self.candidates[self.picked].load_layers(source, target, inputs, load, alone=alone)
 
     @property

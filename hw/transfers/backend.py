@@ -153,10 +153,25 @@ class TransferBackend(ABC):
         load: one that readers in other threads have already: the first layers can be waited for
         while the last are still being enqueued. It fails with the error that is raised here.
         """
-        load = load or LayerLoad(self.layout.layers)
         self._lock.acquire()
+        return self.load_locked(source, target, inputs, load, alone=alone)
+
+    def load_locked(
+        self,
+        source: PageRuns,
+        target: PageRuns,
+        inputs: Iterable[Mark],
+        load: LayerLoad | None,
+        *,
+        alone: bool,
+        found: tuple[int, int] | None = None,
+    ) -> LayerLoad:
+        """`load_layers` for who has the queue's lock, which is this load's from here on. found:
+        what the front has said of these lists, if it has just read them.
+        """
         try:
-            setup_ns = self._load_by_front(source, target, inputs, load, alone=alone)
+            load = load or LayerLoad(self.layout.layers)
+            setup_ns = self._load_by_front(source, target, inputs, load, found, alone=alone)
             if setup_ns is None:
                 lists = lists_of("h2d", source, target)
                 setup_ns = self._begin(lists, inputs, alone=alone)
@@ -165,7 +180,8 @@ class TransferBackend(ABC):
                     setup_ns += self._move_layers(lists, load)
             load.end(self._lock.release, setup_ns)
         except BaseException as error:
-            load.fail(error)
+            if load is not None:
+                load.fail(error)
             self.settle()
             self._lock.release()
             raise
@@ -177,6 +193,7 @@ class TransferBackend(ABC):
         device: PageRuns,
         inputs: Iterable[Mark],
         load: LayerLoad,
+        found: tuple[int, int] | None,
         *,
         alone: bool,
     ) -> int | None:
@@ -184,7 +201,7 @@ class TransferBackend(ABC):
         front, plan = self.front, self.plan
         if front is None or plan is None or not plan.loads_layers:
             return None
-        found = front.read(device, host)
+        found = found or front.read(device, host)
         if found is None or not found[0]:  # wrong lists, or no pages
             return None
         self._wait_for_inputs(inputs, alone=alone)

@@ -22,8 +22,8 @@ class LoadedLayers:
 
     def __init__(self, front: Front, plan: Plan) -> None:
         self._front, self._plan = front, plan
-        self._code, self._at = front.compiled, front.at
-        self._number: int = self._code.begin_load(self._at)
+        self._compiled, self._at = front.compiled, front.at
+        self._number: int = self._compiled.begin_load(self._at)
 
     def load(self) -> None:
         """Enqueue all layers. For the front's thread, as `finish`.
@@ -31,17 +31,17 @@ class LoadedLayers:
         Raises TransferError if the device refuses; RuntimeError if it is lost. Who waits is let go.
         """
         self._front.calls.enter()
-        self._tell(self._code.load_layers(self._at, self._plan.at))
+        self._tell(self._compiled.load_layers(self._at, self._plan.at))
 
     def finish(self) -> int:
         """Wait until all is there; the device's time in ns. Raises as `load`."""
         self._front.calls.enter()
-        self._tell(self._code.finish_load(self._at))
+        self._tell(self._compiled.finish_load(self._at))
         return self._front.ground.device_ns
 
     def fail(self) -> None:
         """Nothing more comes of it: let who waits go."""
-        self._code.fail_load(self._at, self._number)
+        self._compiled.fail_load(self._at, self._number)
 
     def wait(self, layer: int, stream: torch.cuda.Stream | None) -> bool:
         """Let a stream (the caller's current one) go on only when a layer is there; blocks until it
@@ -49,7 +49,7 @@ class LoadedLayers:
         """
         self._front.calls.enter()
         handle = self._front.queue.handle_of(stream)
-        code: int = self._code.wait_layer(self._at, self._number, layer, handle)
+        code: int = self._compiled.wait_layer(self._at, self._number, layer, handle)
         if code and code != LOST:
             self._front.calls.refuse("cuStreamWaitEvent", code)
         return not code
@@ -57,7 +57,7 @@ class LoadedLayers:
     def has(self, layer: int) -> bool:
         """Whether a layer is there already. For any thread."""
         self._front.calls.enter()
-        return bool(self._code.has_layer(self._at, self._number, layer))
+        return bool(self._compiled.has_layer(self._at, self._number, layer))
 
     def _tell(self, code: int) -> None:
         if code:

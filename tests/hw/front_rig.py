@@ -16,6 +16,7 @@ from hw.pools import DevicePool, HostPool, KvLayout
 from hw.transfers.front import Front
 from hw.transfers.front_native import BUFFERS, Plan, Way
 from hw.transfers.lists import expand, runs_of
+from hw.transfers.queues import HostQueue
 
 LAYOUT = LAYOUTS["gqa_bf16"]
 
@@ -48,6 +49,7 @@ class Rig:
         self.device, self.host = make_pools(layout, seed=seed, **options)
         self.driver = FakeDriver(layout, seed, batches=batches, words=words, fails=fails)
         self.front = front_over(library, self.driver, self.device, self.host)
+        self.python_queue = HostQueue()  # of back-ends over it: one, as on a GPU
         self.plan = plan = Plan.of(way)
         chunk, *parts, rows = cut or (3, 3, 2, 1, 0)
         whole, head, tail = (min(chunk, each) for each in parts)

@@ -21,7 +21,7 @@ class Alike(Direct):
     """A back-end over a front of the fake device; counts what it is told to settle."""
 
     def __init__(self, rig: Rig, name: str) -> None:
-        super().__init__(rig.device, rig.host)
+        super().__init__(rig.device, rig.host, queue=rig.python_queue)
         self.front, self.plan, self.name = rig.front, Plan.of("rows"), name
         self.settled = 0
 
@@ -93,12 +93,16 @@ def test_auto_picks_loads_by_layers_by_what_the_front_has_read(library, monkeypa
         for name, times in (("direct", (5, 50)), ("zero_copy", (9, 9)))
     }
     auto = Auto({name: Alike(rig, name) for name in ("direct", "zero_copy")}, table)  # pyright: ignore[reportArgumentType]
+    reads, read = [], rig.front.read
     with monkeypatch.context() as patch:
         patch.setattr("hw.transfers.auto.lists_of", None)  # not asked
+        patch.setattr(rig.front, "read", lambda *lists: reads.append(lists) or read(*lists))
         for lists, name in (("one run", "direct"), ("fragmented", "zero_copy")):
             device, host = LISTS[lists]
             assert auto.load_layers(host, device, alone=True).finish().device_ns == 250_000
             assert auto.picked == name
+            assert reads.pop() == (device, host)
+            assert not reads  # once, not by who is picked again
     assert auto.load_layers((), (), alone=True).finish().setup_ns == 0
     with pytest.raises(TransferError, match="1 pages of L1 against 2 of L2"):
         auto.load_layers(((0, 2),), ((0, 1),), alone=True)
